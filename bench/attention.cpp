@@ -17,8 +17,8 @@
 #include <random>
 #include <string>
 
-#include "espalier/ops/attention/tree_attention.h"
 #include "espalier/ops/attention/masked.h"
+#include "espalier/ops/attention/tree_attention.h"
 #include "espalier/ops/operator.h"
 #include "espalier/runtime/tensor_memory.h"
 

@@ -4,14 +4,14 @@
 
 Rates are per visible (query, key) pair and head: 4 d FLOPs forward, 10 d backward. The sides of each tree:
 
-    ampere, hopper, varlen, ...  torch.ops.espalier.tree_attention as ESPALIER_ATTENTION names it (--kinds); with
+    library, ampere, ...  torch.ops.espalier.tree_attention as ESPALIER_ATTENTION names it (--kinds); with
                           +deterministic bitwise identical in every run: dQ by a kernel of its own, and by no atomic adds
     flash, cudnn          ATen's causal attention on ONE sequence, as long as to have the same number of visible pairs: it
                           computes the same useful FLOPs without any tree, and is what a tree kernel is held against
     flex                  compiled FlexAttention with the tree's own mask (a block mask from subtree_end)
 
     python3 bench/gpu_attention.py                          about two minutes; most important trees first
-    python3 bench/gpu_attention.py --cases agent --kinds hopper --no-flex
+    python3 bench/gpu_attention.py --cases agent --kinds ampere --no-flex
     python3 bench/gpu_attention.py --list                   the trees, without measuring
     python3 bench/gpu_attention.py --quick --device cpu     a few small trees, to try the script where there is no GPU
 
@@ -363,10 +363,22 @@ def check_operators(library):
 
 
 def load_operators(library):
-    import torch
-
+    """With the library that Python registers."""
     check_operators(library)
-    torch.ops.load_library(str(library))
+    os.environ["ESPALIER_OPS"] = str(library)
+    sys.path.insert(0, str(REPOSITORY / "python"))
+    import espalier.ops  # noqa: F401
+
+
+def without_library(kinds):
+    """The kinds that can be measured, and what is missing for others."""
+    sys.path.insert(0, str(REPOSITORY / "python"))
+    from espalier import library_attention
+
+    if library_attention.installed():
+        return kinds, {}
+    rest = [kind for kind in kinds if not kind.startswith("library")]
+    return rest, {"library: expected nvidia-cudnn-frontend 1.32 with nvidia-cutlass-dsl, which is not installed": None} if rest != kinds else {}
 
 
 # ---- The report --------------------------------------------------------------------------------------------
@@ -411,7 +423,7 @@ def parse(argv):
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
     add_common(parser, seconds=120)
-    add("--kinds", type=list_of(str), default="ampere,hopper,hopper+deterministic", metavar="LIST",
+    add("--kinds", type=list_of(str), default="library,ampere,ampere+deterministic", metavar="LIST",
         help="values of ESPALIER_ATTENTION, also with +deterministic; results are held against the first (default: %(default)s)")  # fmt: skip
     add("--dense", type=list_of(str), default="flash,cudnn", metavar="LIST", help="of flash and cudnn, or none (default: %(default)s)")
     flex = parser.add_mutually_exclusive_group()
@@ -547,7 +559,9 @@ def main(argv=None):
 
     if torch.device(args.device).type == "cuda" and not torch.cuda.is_available():
         raise Failure(f"--device {args.device}: torch sees no CUDA device")
+    args.kinds, missing = without_library(args.kinds)
     run = Run(args)
+    run.problems |= missing
     stop_on_sigterm()
     try:
         run.measure()

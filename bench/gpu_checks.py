@@ -301,7 +301,7 @@ class Checks:
 
 
 SANITIZER_STATUS = 9
-SHARED_RUNS = re.compile(r"RandomForests\.TreeAttentionOn(Cuda|Hopper)$")
+SHARED_RUNS = re.compile(r"RandomForests\.TreeAttentionOnCuda$")
 
 
 def groups_of(program, listing, forests):
@@ -399,11 +399,11 @@ def parse(argv):
     add("--parts", type=list_of(str), default=",".join(PARTS), metavar="LIST", help="(default: %(default)s)")
     add("--build", type=Path, default=REPOSITORY / "build/release", metavar="FOLDER", help="(default: build/release)")
     add("--espalier", type=Path, metavar="FILE", help="(default: that of --build)")
-    add("--filter", default="*Cuda.*:*Cuda/*:*OnCuda-*/hopper:*Hopper*", metavar="FILTER",
+    add("--filter", default="*Cuda.*:*Cuda/*:*OnCuda", metavar="FILTER",
         help="of GoogleTest (default: %(default)s)")  # fmt: skip
     add("--forests", type=int, default=1000, metavar="N", help="random forests against float64 (default: %(default)s)")
     add("--sanitizer-filter", metavar="FILTER",
-        default="*Cuda.*Random*:*Cuda.*Awkward*:*Cuda.EqualTheReference:*OnCuda-*/hopper:*/varlen:*/masked",
+        default="*Cuda.*Random*:*Cuda.*Awkward*:*Cuda.EqualTheReference:*OnCuda-*/masked",
         help="tests under the sanitizer, which is tens of times slower (default: %(default)s)")  # fmt: skip
     add("--dtypes", type=list_of(str), default=",".join(DTYPES), metavar="LIST",
         help="of verify and determinism (default: %(default)s)")  # fmt: skip

@@ -16,21 +16,19 @@
 #                      tests        GoogleTest programs, restricted to tests that need a GPU; 1,000 random forests
 #                      verify       espalier verify --device cuda: dtypes x strategies; equal bits of two runs
 #                      sanitizer    compute-sanitizer memcheck and racecheck on small tests; these three beside each other
-#                      hopper       the tests of Hopper's kernels, and with them verify and equal bits in bfloat16; they could hang
-#                      attention    bench/gpu_attention.py; with Hopper's kernels, unless they failed, hung or crashed before
+#                      attention    bench/gpu_attention.py, without what stage qualify found wrong
 #                      step         bench/gpu_step.py, shape of Qwen3-0.6B: trees against packing, long prompts
 #                      step4b       the same, shape of Qwen3-4B: two of the long prompts, two ratios
 #                      head         bench/gpu_head.py
 #                      recurrent    bench/gpu_recurrent.py
-#                      hopper_sanitizer  the sanitizer on tests of Hopper's kernels
 #                      step4b_rest  the other prompts and ratios of Qwen3-4B, activations of layers computed again
 #                      attention_flex  bench/gpu_attention.py with FlexAttention on every tree, most of which is compiling
-#                    The last three seldom get a turn in a call with all stages: they are for a call of their own.
+#                    The last two seldom get a turn in a call with all stages: they are for a call of their own.
 #                    (default: all; without build, build/gpu is used as it is)
 #   --kinds LIST     values of ESPALIER_ATTENTION that stage attention compares (default: see above)
-#   --attention KIND ESPALIER_ATTENTION in steps (default: hopper where stage hopper passed in this call, else as built)
+#   --attention KIND ESPALIER_ATTENTION in steps (default: what qualify found right)
 #   --jobs N         compilers at once (default: all cores)
-#   --architectures LIST  CMake's names of the GPUs to build for (default: that of this machine, 90a-real where it has none)
+#   --architectures LIST  CMake's names of the GPUs to build for (default: that of this machine, 90-real where it has none)
 #   --bundle-folder DIR   where the packages of --bundle are (default: .gpu-bundle)
 #   --bundle         on a machine with the packages of scripts/setup.sh: collect them in .gpu-bundle and stop
 #   --dry-run        print the commands
@@ -47,7 +45,7 @@ set -euo pipefail
 called_from=$PWD
 cd "$(dirname "$0")/.."
 
-all_stages=build,qualify,tests,verify,sanitizer,hopper,attention,step,step4b,head,recurrent,hopper_sanitizer,step4b_rest,attention_flex
+all_stages=build,qualify,tests,verify,sanitizer,attention,step,step4b,head,recurrent,step4b_rest,attention_flex
 stages=$all_stages
 seconds=570
 jobs=$(nproc)
@@ -107,12 +105,12 @@ find_python() {
   fi
 }
 
-# CMake's name of the first GPU, by its compute capability. Kernels for Hopper need the instructions of 90a.
+# CMake's name of the first GPU, by its compute capability.
 architecture_here() {
   local capability
   capability=$(nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null | head -n 1 | tr -d ' ')
   case $capability in
-    9.0 | "") echo 90a-real ;;
+    "") echo 90-real ;;
     *) echo "${capability/./}-real" ;;
   esac
 }
@@ -178,30 +176,12 @@ run() {
 # Whether stage qualify found this family of kernels wrong.
 failed() { grep -qx "$1" "$work/qualify.failed" 2>/dev/null; }
 
-# Hopper's kernels, where they are known to be right.
-attention_of_steps() {
-  if [[ -n $attention ]]; then
-    echo "$attention"
-  elif failed hopper; then
-    return 0
-  elif grep -q '^hopper'$'\t''passed' "$work/stages.tsv" 2>/dev/null; then
-    echo hopper
-  fi
-}
-
-hopper_hung_or_crashed() { grep -qE 'ran out of time in|ended with status' "$work/hopper.json" 2>/dev/null; }
-
 # What stage attention compares where something is known to be wrong; nothing: its default.
 right_kinds() {
   local -a list=()
-  if failed hopper || hopper_hung_or_crashed; then
-    failed ampere || list+=(ampere)
-    failed varlen || list+=(varlen)
-  elif failed ampere; then
-    list=(hopper hopper+deterministic)
-  else
-    return 0
-  fi
+  if ! failed library && ! failed ampere; then return 0; fi
+  failed library || list+=(library)
+  failed ampere || list+=(ampere)
   (IFS=, && echo "${list[*]:-masked}")
 }
 
@@ -216,12 +196,12 @@ configure_and_build() {
   cmake -S . -B "$build" -G Ninja -DCMAKE_BUILD_TYPE=Release -DESPALIER_CUDA=ON -DCMAKE_CUDA_ARCHITECTURES="$architectures" \
     -DESPALIER_PYTHON="$python" -DCMAKE_PREFIX_PATH="${prefixes%;}" \
     -DCMAKE_GTEST_DISCOVER_TESTS_DISCOVERY_MODE=PRE_TEST &&
-    cmake --build "$build" --parallel "$jobs" --target espalier espalier_ops cuda_tests hopper_tests -- -k 0
+    cmake --build "$build" --parallel "$jobs" --target espalier espalier_ops cuda_tests -- -k 0
 }
 
 stage() {
   local checks=(env OMP_NUM_THREADS=4 "$python" bench/gpu_checks.py --build "$build" --seconds @S --log "$out/checks.log")
-  local steps=(env "ESPALIER_ATTENTION=$(attention_of_steps)" "$python" bench/gpu_step.py --scratch "$models"
+  local steps=(env "ESPALIER_ATTENTION=$attention" "$python" bench/gpu_step.py --scratch "$models"
                --espalier "$build/src/espalier/cli/espalier" --seconds @S)
   local ops=$build/src/espalier/ops/libespalier_ops.so
   local -a output
@@ -243,10 +223,6 @@ stage() {
       ;;
     tests) run tests 120 "${checks[@]}" --parts tests "${output[@]}" ;;
     verify) run verify 90 "${checks[@]}" --parts verify,determinism --parallel 4 "${output[@]}" ;;
-    hopper)
-      run hopper 90 env ESPALIER_ATTENTION=hopper "${checks[@]}" --parts tests,verify,determinism --dtypes bfloat16 \
-        --filter 'Hopper*:*Cuda.*/hopper:*OnHopper' --group-seconds 50 "${output[@]}"
-      ;;
     attention)
       if [[ -z $kinds ]]; then
         kinds=$(right_kinds)
@@ -259,10 +235,10 @@ stage() {
         "${output[@]}"
       ;;
     attention_flex)
-      local kind others
-      kind=$(attention_of_steps)
-      others=$(right_kinds)
-      run attention_flex 550 "$python" bench/gpu_attention.py --ops "$ops" --kinds "${kinds:-${kind:-${others:-ampere}}}" --dense none \
+      if [[ -z $kinds ]]; then
+        kinds=$(right_kinds)
+      fi
+      run attention_flex 550 "$python" bench/gpu_attention.py --ops "$ops" ${kinds:+--kinds "$kinds"} --dense none \
         --flex-everywhere --case-seconds 0.7 --seconds @S "${output[@]}"
       ;;
     step4b_rest)
@@ -279,10 +255,6 @@ stage() {
       ;;
     recurrent) run recurrent 45 "$python" bench/gpu_recurrent.py --ops "$ops" --seconds @S "${output[@]}" ;;
     sanitizer) run sanitizer 100 "${checks[@]}" --parts sanitizer --parallel 4 "${output[@]}" ;;
-    hopper_sanitizer)
-      run hopper_sanitizer 90 "${checks[@]}" --parts sanitizer --parallel 4 --sanitizer-filter 'HopperWordsCuda.*:*Cuda.*Awkward*/hopper' \
-        "${output[@]}"
-      ;;
   esac
 }
 
@@ -301,7 +273,7 @@ prepare_models() {
   fi
 }
 
-# Stages that are not timed run beside each other: tests, verify and the sanitizer; what could hang begins behind the first two.
+# Stages that are not timed run beside each other: tests, verify and the sanitizer.
 beside=()
 begin_beside() {
   if wanted "$1"; then

@@ -61,7 +61,6 @@ def recurrent_lines(record):
 
 LINES = {"qualify": checks_lines, "tests": checks_lines, "verify": checks_lines, "sanitizer": checks_lines, "attention": attention_lines,
          "attention_flex": attention_lines,
-         "hopper": checks_lines, "hopper_sanitizer": checks_lines,
          "step": step_lines, "step4b": step_lines, "step4b_rest": step_lines, "head": head_lines,
          "recurrent": recurrent_lines}  # fmt: skip
 

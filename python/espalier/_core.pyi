@@ -173,6 +173,25 @@ class Layout:
         indices[offsets[k]:offsets[k + 1]]. Both are int64.
         """
 
+    def visible_intervals(self, sliding_window: int = 0) -> Annotated[NDArray[numpy.int32], dict(shape=(None, None))]:
+        """
+        The keys that each token sees, as intervals: what attention libraries with interval masks take.
+
+        Args:
+            sliding_window: 0 for none, else tokens see ancestors less than so many positions away.
+
+        Returns:
+            int32 [F, T], F odd. Column i holds F increasing numbers f0, f1, ...: token i sees token j where
+            j < f0, or f1 <= j < f2, or f3 <= j < f4, and so on. This is `mask_func` of cudnn.flex_attention, without its
+            first dimension. F is at most 1 + 2 log2(leaves) for trees of `build(rows, most_leaves_first=True)`,
+            and 2 more for forests.
+
+        Examples:
+            >>> import espalier
+            >>> espalier.build([[1, 2, 3, 4], [1, 2, 5]]).layout().visible_intervals().tolist()
+            [[1, 2, 3, 4, 2], [1, 2, 3, 4, 4], [1, 2, 3, 4, 5]]
+        """
+
     def __len__(self) -> int: ...
 
     def __getstate__(self) -> tuple: ...
@@ -181,10 +200,17 @@ class Layout:
 
     def __repr__(self) -> str: ...
 
-def build_forest(offsets: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], tokens: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], merge_keys: Annotated[NDArray[numpy.uint64], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None, tree_keys: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None) -> Forest:
+def build_forest(offsets: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], tokens: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], merge_keys: Annotated[NDArray[numpy.uint64], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None, tree_keys: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None, most_leaves_first: bool = False) -> Forest:
     """
     espalier.build of arrays: offsets int64 [R + 1], tokens int32 [N], merge_keys uint64 [N],
     tree_keys int64 [R].
+    """
+
+def visible_intervals(subtree_end: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], position: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None, sliding_window: int = 0, context_blocks: Annotated[NDArray[numpy.int64], dict(shape=(None, 5), order='C', device='cpu', writable=False)] | None = None, context_positions: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None) -> Annotated[NDArray[numpy.int32], dict(shape=(None, None))]:
+    """
+    Layout.visible_intervals of the arguments of espalier.ops.tree_attention: subtree_end and position int32 [T],
+    context_blocks int64 [P, 5], context_positions int64 [P] of each block's first key. Keys are those of the
+    context blocks, one block after another, then the tokens.
     """
 
 class Trajectories:
@@ -590,7 +616,7 @@ class Distribution:
 def distribute(forest: Forest, ranks: int, costs: Costs | None) -> Distribution:
     """Implements espalier.distribute."""
 
-def build_from_trajectories(trajectories: Trajectories, tree_keys: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None) -> Forest:
+def build_from_trajectories(trajectories: Trajectories, tree_keys: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None, most_leaves_first: bool = False) -> Forest:
     """espalier.build of Trajectories: tree_keys int64 [R]."""
 
 class RowsReport:

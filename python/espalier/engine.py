@@ -84,7 +84,8 @@ class Engine:
         if lora is not None and chosen.get("lora_rank") is None and chosen.get("adapter") is None:
             raise InputError("lora: expected a LoraConfig with lora_rank or adapter, received one with neither")
         if CHECK_COMMAND is None and chosen.get("device", "cpu") != "cpu":
-            warnings.warn("kernels are not checked on this GPU, since sys.executable names no Python to do it with", stacklevel=2)  # fmt: skip
+            warnings.warn("kernels are not checked on this GPU, since sys.executable names no Python to do it with",
+                          stacklevel=2)  # fmt: skip
         _given("objective", objective, ObjectiveConfig)
         self._objective = ObjectiveConfig() if objective is None else objective
         self._path = os.fspath(path)

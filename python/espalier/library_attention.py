@@ -18,8 +18,6 @@ import torch
 from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from .native import core
-
 CAPABILITIES = ((9, 0), (10, 0), (10, 3))
 MOST_BOUNDS = 33  # 16 intervals, as far as NVIDIA measures its kernels
 _DTYPES = (torch.float16, torch.bfloat16)
@@ -39,6 +37,8 @@ class _Mask:
     """The bounds [1, F, T] of a forest on its device, and the library's plans made from them, by the form of q, k and v."""
 
     def __init__(self, forest: Forest) -> None:
+        from .native import core  # espalier.ops alone does without
+
         blocks = forest.context_blocks
         found = core.visible_intervals(
             forest.subtree_end.cpu().contiguous().numpy(),
@@ -132,7 +132,7 @@ def tree_attention(q: Tensor, k: Tensor, v: Tensor, subtree_end: Tensor, softmax
     key, value = _gathered(k, context_k, context_blocks), _gathered(v, context_v, context_blocks)
     out, lse = _cudnn().flex_attn_func(query, key, value, mask_plan=_mask_of(forest).plan(query, key, value),
                                        softmax_scale=softmax_scale, return_lse=True)  # fmt: skip
-    out, lse = out.squeeze(0), lse.squeeze(0)
+    out, lse = out.squeeze(0).contiguous(), lse.squeeze(0)
     if sinks is not None:  # a key without a value takes its share of the weights
         sink = sinks.to(lse.dtype).unsqueeze(1)
         share = torch.sigmoid(lse - sink)

@@ -111,11 +111,10 @@ def _load() -> None:
     from . import library_attention
 
     if torch.version.cuda and (name := library_attention.installed()):
-        global _registered
-        _registered = library_attention.register(name)
+        _registered.append(library_attention.register(name))
 
 
-_registered: torch.library.Library | None = None  # what Python implements
+_registered: list[torch.library.Library] = []  # what Python implements
 
 
 def _tokens(ends: Tensor | None) -> Tensor:

@@ -29,10 +29,9 @@ TEST(KernelCheck, WhatPassedIsUsedAndNothingIsSaid) {
 }
 
 TEST(KernelCheck, WhatFailedIsNamedOnceWithTheCommandThatShowsIt) {
-  const ProvenKernels proven =
-      proven_kernels({failed("library", "its check did not end within 120 s"), failed("ampere", "out: off"),
-                      passed("masked")},
-                     "NVIDIA H200", 1);
+  const ProvenKernels proven = proven_kernels({failed("library", "its check did not end within 120 s"),
+                                               failed("ampere", "out: off"), passed("masked")},
+                                              "NVIDIA H200", 1);
   EXPECT_EQ(proven.kernels.attention, (std::vector{AttentionKind::kMasked}));
   EXPECT_EQ(
       proven.warning,
@@ -73,10 +72,10 @@ TEST(KernelCheck, WhatCouldNotBeCheckedStaysAsItIsWithoutACheck) {
   EXPECT_EQ(proven.kernels.attention,
             (std::vector{AttentionKind::kLibrary, AttentionKind::kAmpere, AttentionKind::kMasked}));
   EXPECT_TRUE(proven.kernels.elementwise);
-  EXPECT_NE(
-      proven.warning.find("`library`, `ampere`, `masked`, `elementwise`, `products` could not be checked on GPU: "
-                          "its check exited with status 1 (shown by `espalier device --check library "),
-      std::string::npos)
+  EXPECT_NE(proven.warning.find(
+                "`library`, `ampere`, `masked`, `elementwise`, `products` could not be checked on GPU: "
+                "its check exited with status 1 (shown by `espalier device --check library "),
+            std::string::npos)
       << proven.warning;
 }
 

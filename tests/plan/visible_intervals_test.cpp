@@ -62,8 +62,18 @@ std::string fault(const AttentionMask& mask) {
   return "";
 }
 
+/// The largest number of intervals of a token that are not empty.
 int64_t most_intervals(const VisibleIntervals& intervals) {
-  return (intervals.num_bounds + 1) / 2;
+  const int64_t num_tokens = std::ssize(intervals.bounds) / intervals.num_bounds;
+  int64_t most = 0;
+  for (int64_t i = 0; i < num_tokens; ++i) {
+    int64_t count = intervals.bounds[i] > 0;
+    for (int64_t row = 1; row < intervals.num_bounds; row += 2) {
+      count += intervals.bounds[(row + 1) * num_tokens + i] > intervals.bounds[row * num_tokens + i];
+    }
+    most = std::max(most, count);
+  }
+  return most;
 }
 
 AttentionMask mask_of(const Layout& layout) {

@@ -375,7 +375,7 @@ def test_a_worker_ends_when_no_time_is_left():
 
 
 def test_attention_goes_on_without_what_was_lost(monkeypatch):
-    """Two workers are lost over hopper, at two head dimensions: then it is left out altogether."""
+    """Two workers are lost over the library, at two head dimensions: then it is left out altogether."""
     record = {"tree": "t", "heads": 1, "key_heads": 1, "head_dim": 64, "tokens": 1, "nodes": 1, "flops": 4e9, "pass": "forward",
               "difference": None, "differences": {}, "tflops": {"ampere": 4.0}, "milliseconds": {"ampere": (1.0, 1.0, 1.0)}}
     calls = []
@@ -384,7 +384,7 @@ def test_attention_goes_on_without_what_was_lost(monkeypatch):
         calls.append((first, set(args.without)))
         if len(calls) <= 2:
             yield first, [record], [], []
-            yield gpu_isolated.Lost("hopper", "did not end in 30 s")
+            yield gpu_isolated.Lost("library", "did not end in 30 s")
         elif len(calls) == 3:
             yield gpu_isolated.Lost("inputs", "its process ended with status -6")
         else:
@@ -395,13 +395,13 @@ def test_attention_goes_on_without_what_was_lost(monkeypatch):
     cases = [gpu_attention.Case("t", trees.chain(4), 1, 1, dim) for dim in (64, 128, 64, 256)]
     monkeypatch.setattr(gpu_attention, "chosen_cases", lambda args: cases)
     monkeypatch.setattr(gpu_attention, "hardware", lambda device: "a GPU")
-    run = gpu_attention.Run(gpu_attention.parse(["--kinds", "ampere,hopper"]))
+    run = gpu_attention.Run(gpu_attention.parse(["--kinds", "ampere,library"]))
     run.measure()
-    every = {("hopper", dim) for dim in (64, 128, 256)}
+    every = {("library", dim) for dim in (64, 128, 256)}
     assert [call[0] for call in calls] == [0, 1, 2, 3]
-    assert calls[1][1] == {("hopper", 128)} and calls[2][1] == every and calls[3][1] >= every
+    assert calls[1][1] == {("library", 128)} and calls[2][1] == every and calls[3][1] >= every
     assert len(run.records) == 3 and run.left_out == ["late"] and len(run.problems) == 4
-    assert "hopper, t, d 128: did not end in 30 s" in run.text()
+    assert "library, t, d 128: did not end in 30 s" in run.text()
 
 
 # ---- Verdicts ----------------------------------------------------------------------------------------------
@@ -416,15 +416,15 @@ def qualified(tmp_path, cuda, status=0):
 
 
 def test_verdicts_are_kept_and_what_failed_is_named(tmp_path):
-    gpu = {"name": "A GPU", "attention": {"hopper": "FAILED: its check did not end within 120 s", "ampere": "passed",
-                                          "varlen": "not for this device"}, "operators": {"head": "FAILED: off | by 1"}}
+    gpu = {"name": "A GPU", "attention": {"library": "FAILED: its check did not end within 120 s", "ampere": "passed",
+                                          "masked": "not for this device"}, "operators": {"head": "FAILED: off | by 1"}}
     done = qualified(tmp_path, {"fault": None, "devices": [gpu]})
     assert done.returncode == 1 and "2 of 3 families of kernels failed" in done.stderr, done.stderr
-    assert (tmp_path / "qualify.failed").read_text() == "hopper\nhead\n"
-    assert "| attention hopper | FAILED: its check did not end" in (tmp_path / "q.md").read_text()
+    assert (tmp_path / "qualify.failed").read_text() == "library\nhead\n"
+    assert "| attention library | FAILED: its check did not end" in (tmp_path / "q.md").read_text()
     record = json.loads((tmp_path / "q.json").read_text())
     assert record["report"]["cuda"]["devices"] == [gpu] and len(record["outcomes"]) == 3
-    assert gpu_summary.LINES["qualify"](record) == ["1 of 3 passed", "attention hopper: FAILED: its check did not end within 120 s",
+    assert gpu_summary.LINES["qualify"](record) == ["1 of 3 passed", "attention library: FAILED: its check did not end within 120 s",
                                                     "operators head: FAILED: off | by 1"]  # fmt: skip
     right = {**gpu, "attention": {"ampere": "passed"}, "operators": {}}
     done = qualified(tmp_path, {"fault": None, "devices": [right]})
@@ -438,19 +438,16 @@ def test_no_gpu_and_no_report_are_failures(tmp_path):
     assert "No such file" in script("gpu_qualify.py", "--espalier", tmp_path / "absent").stderr
 
 
-@pytest.mark.parametrize("failed, kinds, attention", [
-    ("", "", "hopper"), ("hopper", "ampere,varlen", ""), ("ampere", "hopper,hopper+deterministic", "hopper"),
-    ("hopper ampere", "varlen", ""), ("hopper ampere varlen", "masked", ""), ("products", "", "hopper"),
-])  # fmt: skip
-def test_what_failed_is_not_measured(tmp_path, failed, kinds, attention):
-    """The suite's own functions, on what stage qualify leaves; stage hopper has passed."""
+@pytest.mark.parametrize("failed, kinds", [
+    ("", ""), ("library", "ampere"), ("ampere", "library"), ("library ampere", "masked"), ("products", "")])  # fmt: skip
+def test_what_failed_is_not_measured(tmp_path, failed, kinds):
+    """The suite's own functions, on what stage qualify leaves."""
     (tmp_path / "qualify.failed").write_text("".join(f"{name}\n" for name in failed.split()))
-    (tmp_path / "stages.tsv").write_text("hopper\tpassed\t7\n")
     source = (REPOSITORY / "bench/gpu_suite.sh").read_text()
     functions = source[source.index("failed() {") : source.index("results() {")]
-    run = f"set -euo pipefail; work=$1 attention=; {functions}\na=$(right_kinds); b=$(attention_of_steps); echo \"$a/$b\""
+    run = f"set -euo pipefail; work=$1 attention=; {functions}\nright_kinds"
     done = subprocess.run(["bash", "-c", run, "bash", str(tmp_path)], capture_output=True, text=True)
-    assert (done.returncode, done.stdout.strip()) == (0, f"{kinds}/{attention}"), done.stderr
+    assert (done.returncode, done.stdout.strip()) == (0, kinds), done.stderr
 
 
 def test_attention_apart_on_the_cpu(tmp_path):
@@ -483,7 +480,7 @@ def test_folders_and_architectures(tmp_path):
         **os.environ, "OUT": "", "PATH": f"{tmp_path}:{os.environ['PATH']}", **given}).stderr
     assert f"write to {tmp_path}/found\n" in said("found") and f"packages of {tmp_path}/packages," in said("--bundle-folder", "packages")
     assert f"packages of .gpu-bundle, and write to {REPOSITORY}/runs/gpu-suite\n" in said()
-    for capability, name in (("9.0", "90a-real"), ("8.6", "86-real"), ("12.0", "120-real"), ("", "90a-real")):
+    for capability, name in (("9.0", "90-real"), ("8.6", "86-real"), ("12.0", "120-real"), ("", "90-real")):
         assert f"build for {name} with" in said(CAPABILITY=capability)
     assert "build for 80 with" in said("--architectures", "80", CAPABILITY="9.0")
     wrong = suite("--dry-run", "--bundle-folder", tmp_path / "absent")
@@ -493,16 +490,15 @@ def test_folders_and_architectures(tmp_path):
 def test_dry_run_prints_every_stage():
     done = suite("--dry-run")
     assert done.returncode == 0, done.stderr
-    for stage in ("qualify", "tests", "verify", "hopper", "attention", "step", "step4b", "head", "sanitizer", "hopper_sanitizer",
-                  "step4b_rest", "attention_flex"):  # fmt: skip
+    for stage in ("qualify", "tests", "verify", "attention", "step", "step4b", "head", "sanitizer", "step4b_rest", "attention_flex"):  # fmt: skip
         assert f"[{stage}, " in done.stdout
     assert "CMAKE_CUDA_ARCHITECTURES" in done.stdout and "@S" not in done.stdout
     assert [line.split(",")[0] for line in suite("--dry-run", "--stages", "head,step").stdout.splitlines()] == ["[step", "[head"]
-    beside = suite("--dry-run", "--stages", "sanitizer,attention,hopper,tests").stdout.splitlines()
-    assert [line.split(",")[0] for line in beside] == ["[tests", "[sanitizer", "[hopper", "[attention"]
+    beside = suite("--dry-run", "--stages", "sanitizer,attention,tests").stdout.splitlines()
+    assert [line.split(",")[0] for line in beside] == ["[tests", "[sanitizer", "[attention"]
     (attention,) = [line for line in done.stdout.splitlines() if line.startswith("[attention,")]
     assert "--kinds" not in attention and "ESPALIER_ATTENTION= " in done.stdout
-    assert "ESPALIER_ATTENTION=hopper " in suite("--dry-run", "--stages", "step", "--attention", "hopper").stdout
+    assert "ESPALIER_ATTENTION=masked " in suite("--dry-run", "--stages", "step", "--attention", "masked").stdout
     assert "--kinds ampere,masked --seconds" in suite("--dry-run", "--stages", "attention", "--kinds", "ampere,masked").stdout
 
 

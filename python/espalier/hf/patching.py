@@ -433,7 +433,8 @@ def forest_of(arguments: Mapping[str, Any]) -> tuple[Rows, Layout]:
     keys = None
     if routes.NAME in arguments:
         keys = routes.merge_keys(arguments[routes.NAME][torch.from_numpy(rows.places)])
-    return rows, build((rows.offsets, rows.tokens), merge_keys=keys).layout()
+    is_on_gpu = arguments["input_ids"].is_cuda  # where attention may be by intervals
+    return rows, build((rows.offsets, rows.tokens), merge_keys=keys, most_leaves_first=is_on_gpu).layout()
 
 
 def _expand_output(output: Any, index: Tensor, shape: torch.Size, is_last_wanted: bool) -> None:

@@ -23,8 +23,8 @@ TORCH_LIBRARY(espalier, m) {
       " Tensor lse, float softmax_scale, Tensor[] context_k, Tensor[] context_v, Tensor context_blocks,"
       " int sliding_window=0, Tensor? position=None, Tensor? context_positions=None)"
       " -> (Tensor grad_q, Tensor grad_k, Tensor grad_v, Tensor[] grad_context_k, Tensor[] grad_context_v)");
-  // Implemented by Python, where a library is installed (attention/library.h): the results of the two operators
-  // above in one list, empty where the library does not serve.
+  // Implemented by Python, where a library is installed (attention/library.h): the results of the two
+  // operators above in one list, empty where the library does not serve.
   m.def(
       "tree_attention_library(Tensor q, Tensor k, Tensor v, Tensor subtree_end, float softmax_scale,"
       " Tensor[] context_k, Tensor[] context_v, Tensor context_blocks, int sliding_window=0,"

@@ -44,23 +44,21 @@ ReadOnlyArray<T> view(std::span<const T> values, nb::handle owner) {
   return ReadOnlyArray<T>(values.empty() ? &nothing : values.data(), {values.size()}, owner);
 }
 
-/// A writable array that takes ownership of `values`.
-template <typename T>
-Array<T> take(std::vector<T> values) {
+/// A writable array of this shape that takes ownership of `values`.
+template <typename T, size_t kDims>
+nb::ndarray<nb::numpy, T, nb::ndim<kDims>> take_shaped(std::vector<T> values, const size_t (&shape)[kDims]) {
   if (values.empty()) values.reserve(1);
   auto held = std::make_unique<std::vector<T>>(std::move(values));
   std::vector<T>& array = *held;
   nb::capsule owner(&array, [](void* pointer) noexcept { delete static_cast<std::vector<T>*>(pointer); });
   held.release();
-  return Array<T>(array.data(), {array.size()}, owner);
+  return {array.data(), kDims, shape, owner};
 }
 
-/// The same as a matrix of as many rows, row-major.
 template <typename T>
-nb::ndarray<nb::numpy, T, nb::ndim<2>> take(std::vector<T> values, size_t rows) {
-  const size_t columns = rows == 0 ? 0 : values.size() / rows;
-  const Array<T> flat = take(std::move(values));
-  return {flat.data(), {rows, columns}, nb::find(flat)};
+Array<T> take(std::vector<T> values) {
+  const size_t shape[] = {values.size()};
+  return take_shaped(std::move(values), shape);
 }
 
 template <typename T>

@@ -70,6 +70,12 @@ std::vector<ContextBlock> blocks_of(const GivenBlocks& blocks, const Given<int64
 
 using Intervals = nb::ndarray<nb::numpy, int32_t, nb::ndim<2>>;
 
+Intervals matrix_of(VisibleIntervals intervals) {
+  const auto rows = static_cast<size_t>(intervals.num_bounds);
+  const size_t shape[] = {rows, intervals.bounds.size() / rows};
+  return take_shaped(std::move(intervals.bounds), shape);
+}
+
 Intervals intervals_of(const Given<int32_t>& subtree_end, const std::optional<Given<int32_t>>& position,
                        int64_t sliding_window, const std::optional<GivenBlocks>& blocks,
                        const std::optional<Given<int64_t>>& positions) {
@@ -81,13 +87,13 @@ Intervals intervals_of(const Given<int32_t>& subtree_end, const std::optional<Gi
                          .position = position ? span_of(*position) : std::span<const int32_t>(),
                          .context = context,
                          .sliding_window = sliding_window});
-  return take(std::move(found.bounds), found.num_bounds);
+  return matrix_of(std::move(found));
 }
 
 Intervals intervals_of_layout(const TrajectoryLayout& layout, int64_t sliding_window) {
   VisibleIntervals found = visible_intervals(
       {.subtree_end = layout.subtree_end, .position = layout.position_ids, .sliding_window = sliding_window});
-  return take(std::move(found.bounds), found.num_bounds);
+  return matrix_of(std::move(found));
 }
 
 nb::dict counts(const std::map<int64_t, int64_t>& values) {

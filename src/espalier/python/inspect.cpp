@@ -48,7 +48,7 @@ Forest build(const Trajectories& trajectories, const std::optional<Given<int64_t
 
 RowsReport inspect(const Trajectories& trajectories,
                    const std::optional<std::filesystem::path>& tokenizer_json) {
-  RowsReport result{trajectories, build(trajectories, std::nullopt), std::nullopt};
+  RowsReport result{trajectories, build(trajectories, std::nullopt, false), std::nullopt};
   const Interruptible guard;
   if (tokenizer_json) result.vocabulary = Vocabulary::read(*tokenizer_json);
   InspectReport& report = result.report;

@@ -50,7 +50,8 @@ AttentionFamily library_family() {
               [](const TreeAttentionArguments& arguments, const at::Tensor& grad_out, const at::Tensor& out,
                  const at::Tensor& lse) {
                 const auto gradients = library::tree_attention_backward({grad_out, out, lse, arguments});
-                return gradients ? *gradients : masked_chunks::tree_attention_backward(arguments, grad_out, lse);
+                return gradients ? *gradients
+                                 : masked_chunks::tree_attention_backward(arguments, grad_out, lse);
               }};
 }
 

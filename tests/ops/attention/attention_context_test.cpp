@@ -140,15 +140,15 @@ TEST(AttentionContext, RefusesBlocksThatAreNone) {
   };
   EXPECT_NO_THROW(rectangles({0, 0, 2, 0, 10, 0, 2, 4, 3, 5, 1, 0, 6, 5, 6}));
   const std::vector<Numbers> bad = {
-      {2, 0, 1, 0, 1},                  // no such segment
-      {-1, 0, 1, 0, 1},                 //
-      {0, 0, 5, 0, 1},                  // past the segment
-      {0, int64_t{1} << 32, 2, 0, 1},   // not a number of a key
-      {0, 2, 2, 0, 1},                  // no keys
-      {0, 0, 1, 3, 3},                  // no queries
-      {0, 0, 1, 0, 11},                 // past the queries
-      {0, 0, 3, 0, 5, 0, 2, 4, 6, 8},   // a key twice
-      {0, 0, 2, 0, 5, 1, 0, 2, 4, 8},   // overlapping queries
+      {2, 0, 1, 0, 1},                 // no such segment
+      {-1, 0, 1, 0, 1},                //
+      {0, 0, 5, 0, 1},                 // past the segment
+      {0, int64_t{1} << 32, 2, 0, 1},  // not a number of a key
+      {0, 2, 2, 0, 1},                 // no keys
+      {0, 0, 1, 3, 3},                 // no queries
+      {0, 0, 1, 0, 11},                // past the queries
+      {0, 0, 3, 0, 5, 0, 2, 4, 6, 8},  // a key twice
+      {0, 0, 2, 0, 5, 1, 0, 2, 4, 8},  // overlapping queries
   };
   for (const Numbers& blocks : bad) EXPECT_THROW(rectangles(blocks), InputError);
 }

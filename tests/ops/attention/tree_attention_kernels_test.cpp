@@ -8,8 +8,8 @@
 
 #include <cstdlib>
 
-#include "espalier/ops/attention/tree_attention.h"
 #include "espalier/ops/attention/masked.h"
+#include "espalier/ops/attention/tree_attention.h"
 #include "espalier/ops/kernels/cpu/attention/tree_attention.h"
 #include "tests/ops/attention/attention_problem.h"
 #include "tests/ops/gemm/forced_products.h"

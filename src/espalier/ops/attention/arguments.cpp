@@ -93,17 +93,20 @@ std::vector<int32_t> context_key_positions(const AttentionContext& context) {
 
 namespace {
 
-void check_rectangle(const ContextRectangle& block, int64_t number, const AttentionContext& context, int64_t num_tokens) {
+void check_rectangle(const ContextRectangle& block, int64_t number, const AttentionContext& context,
+                     int64_t num_tokens) {
   const int64_t segments = std::ssize(context.k);
   ESPALIER_CHECK(0 <= block.segment && block.segment < segments,
-                 "context_blocks[{}]: expected a segment in [0, {}), received {}", number, segments, block.segment);
+                 "context_blocks[{}]: expected a segment in [0, {}), received {}", number, segments,
+                 block.segment);
   const int64_t keys = context.k[block.segment].size(0);
   ESPALIER_CHECK(0 <= block.key_begin && block.key_begin < block.key_end && block.key_end <= keys,
-                 "context_blocks[{}]: expected keys inside [0, {}), received [{}, {})", number, keys, block.key_begin,
-                 block.key_end);
-  ESPALIER_CHECK(0 <= block.query_begin && block.query_begin < block.query_end && block.query_end <= num_tokens,
-                 "context_blocks[{}]: expected queries inside [0, {}), received [{}, {})", number, num_tokens,
-                 block.query_begin, block.query_end);
+                 "context_blocks[{}]: expected keys inside [0, {}), received [{}, {})", number, keys,
+                 block.key_begin, block.key_end);
+  ESPALIER_CHECK(
+      0 <= block.query_begin && block.query_begin < block.query_end && block.query_end <= num_tokens,
+      "context_blocks[{}]: expected queries inside [0, {}), received [{}, {})", number, num_tokens,
+      block.query_begin, block.query_end);
 }
 
 void check_keys_are_named_once(std::vector<ContextRectangle> blocks) {
@@ -111,7 +114,8 @@ void check_keys_are_named_once(std::vector<ContextRectangle> blocks) {
   std::ranges::sort(blocks, {}, key);
   for (size_t i = 1; i < blocks.size(); ++i) {
     ESPALIER_CHECK(blocks[i - 1].segment != blocks[i].segment || blocks[i - 1].key_end <= blocks[i].key_begin,
-                   "context_blocks: key {} of segment {} is named twice", blocks[i].key_begin, blocks[i].segment);
+                   "context_blocks: key {} of segment {} is named twice", blocks[i].key_begin,
+                   blocks[i].segment);
   }
 }
 

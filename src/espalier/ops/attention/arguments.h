@@ -50,9 +50,9 @@ using TreeAttentionGradients =
 /// Checks ranks, shapes, dtypes and devices, but not the values of subtree_end and of the context's blocks.
 void check_tree_attention(const TreeAttentionArguments& given);
 
-/// The context blocks for kernels on raw pointers, outer ranges of queries before those that are nested in them.
-/// Throws InputError unless keys lie in their segment and queries in [0, num_tokens), none is empty, no key of a
-/// segment is named twice, and any two ranges of queries are nested or disjoint.
+/// The context blocks for kernels on raw pointers, outer ranges of queries before those that are nested in
+/// them. Throws InputError unless keys lie in their segment and queries in [0, num_tokens), none is empty, no
+/// key of a segment is named twice, and any two ranges of queries are nested or disjoint.
 std::vector<ContextRectangle> context_rectangles(const AttentionContext& context, int64_t num_tokens);
 
 /// The position of every context key, segment by segment; 0 for keys in no block. Blocks must be valid.

@@ -34,7 +34,8 @@ bool serves(at::ScalarType dtype, int64_t head_dim) {
 }
 
 Kernels cuda_kernels() {
-  return {&cuda::forward_memory, &cuda::backward_memory, &cuda::attend, &cuda::attend_backward, &cuda::is_capturing};
+  return {&cuda::forward_memory, &cuda::backward_memory, &cuda::attend, &cuda::attend_backward,
+          &cuda::is_capturing};
 }
 
 #else

@@ -28,8 +28,8 @@ bool is_registered(c10::DeviceType kind) {
 std::optional<detail::TreeAttentionResults> tree_attention(const detail::TreeAttentionArguments& arguments) {
   const auto results = detail::call<"tree_attention_library", TensorVector>(arguments);
   if (results.empty()) return std::nullopt;
-  TORCH_CHECK(results.size() == 2, "tree_attention_library: expected out and lse, or nothing, received ", results.size(),
-              " tensors");
+  TORCH_CHECK(results.size() == 2, "tree_attention_library: expected out and lse, or nothing, received ",
+              results.size(), " tensors");
   return detail::TreeAttentionResults(results[0], results[1]);
 }
 
@@ -38,11 +38,11 @@ std::optional<detail::TreeAttentionGradients> tree_attention_backward(
   const auto gradients = detail::call<"tree_attention_library_backward", TensorVector>(backward);
   if (gradients.empty()) return std::nullopt;
   const size_t segments = backward.given.context.k.size();
-  TORCH_CHECK(gradients.size() == 3 + 2 * segments, "tree_attention_library_backward: expected ", 3 + 2 * segments,
-              " gradients, or nothing, received ", gradients.size());
+  TORCH_CHECK(gradients.size() == 3 + 2 * segments, "tree_attention_library_backward: expected ",
+              3 + 2 * segments, " gradients, or nothing, received ", gradients.size());
   const auto context = gradients.begin() + 3, values = context + static_cast<std::ptrdiff_t>(segments);
-  return detail::TreeAttentionGradients(gradients[0], gradients[1], gradients[2], TensorVector(context, values),
-                                        TensorVector(values, gradients.end()));
+  return detail::TreeAttentionGradients(gradients[0], gradients[1], gradients[2],
+                                        TensorVector(context, values), TensorVector(values, gradients.end()));
 }
 
 }  // namespace espalier::library

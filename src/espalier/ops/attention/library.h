@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// tree_attention by a library that Python knows (python/espalier/library_attention.py: cudnn.flex_attention). Its
-// implementations of the operators espalier::tree_attention_library and its backward are found by the dispatcher.
+// tree_attention by a library that Python knows (python/espalier/library_attention.py: cudnn.flex_attention).
+// Its implementations of the operators espalier::tree_attention_library and its backward are found by the
+// dispatcher.
 #pragma once
 
 #include <optional>
@@ -16,8 +17,8 @@ std::string name();
 /// Whether there is an implementation for this type of device.
 bool is_registered(c10::DeviceType kind);
 
-/// As espalier::tree_attention and its backward; nothing where the library does not serve the device, the sizes
-/// or the forest.
+/// As espalier::tree_attention and its backward; nothing where the library does not serve the device, the
+/// sizes or the forest.
 std::optional<detail::TreeAttentionResults> tree_attention(const detail::TreeAttentionArguments& arguments);
 std::optional<detail::TreeAttentionGradients> tree_attention_backward(
     const detail::TreeAttentionBackward& backward);

@@ -28,11 +28,10 @@ bool same(const std::vector<ContextRectangle>& a, const std::vector<ContextRecta
 bool matches(const Entry& entry, const ScheduleSource& source) {
   const ScheduleSource& kept = entry.source;
   return entry.subtree_end._unsafe_get_target() == source.subtree_end.unsafeGetTensorImpl() &&
-         entry.version == source.subtree_end._version() &&
-         kept.backward == source.backward && kept.deterministic == source.deterministic &&
-         kept.num_heads == source.num_heads && kept.num_key_heads == source.num_key_heads &&
-         kept.head_dim == source.head_dim && kept.stream == source.stream &&
-         same(kept.rectangles, source.rectangles);
+         entry.version == source.subtree_end._version() && kept.backward == source.backward &&
+         kept.deterministic == source.deterministic && kept.num_heads == source.num_heads &&
+         kept.num_key_heads == source.num_key_heads && kept.head_dim == source.head_dim &&
+         kept.stream == source.stream && same(kept.rectangles, source.rectangles);
 }
 
 class Cache {

@@ -198,7 +198,7 @@ struct Balance {
 };
 
 Balance balance(std::vector<int32_t> ends, int heads, int key_heads) {
-  using Tiles = cuda::BackwardTiles<cuda::BFloat16, 128, 2>;
+  using Tiles = cuda::BackwardTiles<BFloat16, 128, 2>;
   const auto packing = cuda::RowPacking::of(heads / key_heads);
   const Problem problem{{std::move(ends), {}, cuda::block_sizes<Tiles>(packing)},
                         PartInputs::of(key_heads, key_heads, packing.parts, {132})};

@@ -91,7 +91,8 @@ int backward_stages(int32_t head_dim, int64_t shared_bytes) {
 
 using namespace ampere;
 
-AttentionSupport attention_support(ElementKind, int32_t head_dim, int compute_capability, int64_t shared_bytes) {
+AttentionSupport attention_support(ElementKind, int32_t head_dim, int compute_capability,
+                                   int64_t shared_bytes) {
   if (compute_capability < 80 || (head_dim != 64 && head_dim != 128 && head_dim != 256)) return {};
   return for_head_dim(head_dim, [&]<int kDim>() {
     const bool queries = shared_bytes >= QueryGradientTiles<BFloat16, kDim>::kSharedBytes;

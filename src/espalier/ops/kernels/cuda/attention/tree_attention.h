@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Attention over a forest in preorder on a GPU, fused (docs/math.md, "Attention by tiles"), with mma.sync and
-// cp.async: compute capability 8.0 and later. Does not use LibTorch or CUDA headers. Pointers are to GPU memory unless noted. Does not allocate, synchronise or read GPU memory.
+// cp.async: compute capability 8.0 and later. Does not use LibTorch or CUDA headers. Pointers are to GPU
+// memory unless noted. Does not allocate, synchronise or read GPU memory.
 #pragma once
 
 #include <algorithm>
@@ -79,8 +80,8 @@ inline void sort_rectangles(ContextRectangle* rectangles, int32_t count) {
 }
 
 /// Supported element type and head dimension on a GPU with this compute capability (10 major + minor) and
-/// shared memory per block (device.h). Forward at every head dimension, and backward at 64, want 99 KiB of it,
-/// backward at 128 and 256 163 KiB.
+/// shared memory per block (device.h). Forward at every head dimension, and backward at 64, want 99 KiB of
+/// it, backward at 128 and 256 163 KiB.
 struct AttentionSupport {
   bool forward;
   bool backward;
