@@ -213,6 +213,30 @@ TEST(Moe, ErrorInLowPrecisionIsAtMostTwiceThatOfTheReference) {
   }
 }
 
+Results grouped_of(const MoeProblem& given, at::ScalarType dtype, const at::Tensor& experts) {
+  const auto grouped = [&](const Tensors& in) {
+    return grouped_moe(in[0], {in[1], experts}, weights_of(in));
+  };
+  return with_gradients(grouped, given.inputs_in(dtype), given.grad.to(dtype));
+}
+
+TEST(Moe, GroupedProductsAreAsExactAsTheReference) {
+  for (const bool clamped : {false, true}) {
+    for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16}) {
+      PooledErrors errors, control;
+      for (const auto& [tokens, num_experts, top_k] : kSizes) {
+        const MoeProblem given(tokens, num_experts, top_k, clamped, 24, 16);
+        const Tensors rounded = given.inputs_in(dtype);
+        const Results exact = plain_of(given, cast(rounded, at::kDouble)), plain = plain_of(given, rounded);
+        errors.add(grouped_of(given, dtype, given.experts), plain, exact);
+        control.add(grouped_of(given, dtype, (given.experts + 1).remainder(num_experts)), plain, exact);
+      }
+      EXPECT_TRUE(errors.at_most_twice_the_plain()) << dtype << (clamped ? ", clamped" : "");
+      EXPECT_FALSE(control.at_most_twice_the_plain());
+    }
+  }
+}
+
 // Of what sorts, gathers and sums tokens; products have tests of their own.
 TEST(Moe, IsBitwiseTheSameForAnyNumberOfThreads) {
   const MoeProblem given(300, 7, 3, /*clamped=*/false, 48, 40);

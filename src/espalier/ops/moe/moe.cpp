@@ -44,13 +44,12 @@ at::Tensor best_experts(const at::Tensor& scores, const std::optional<at::Tensor
 
 /// Rows of tokens sorted by expert.
 struct ExpertRows {
-  at::Tensor token;            // [T top_k] int64: token of each row
-  at::Tensor slot;             // [T top_k] int64: index of each row in the flat routing
-  at::Tensor row;              // [T, top_k] int64: rows of each token
-  std::vector<int64_t> sizes;  // [E] rows of each expert
+  at::Tensor token;  // [T top_k] int64: token of each row
+  at::Tensor slot;   // [T top_k] int64: index of each row in the flat routing
+  at::Tensor row;    // [T, top_k] int64: rows of each token
 };
 
-ExpertRows sort_by_expert(const at::Tensor& experts, int64_t num_experts) {
+ExpertRows sort_by_expert(const at::Tensor& experts) {
   const at::Tensor flat = experts.flatten();
   ExpertRows rows;
   rows.slot = flat.argsort(/*stable=*/true, /*dim=*/0, /*descending=*/false);
@@ -58,11 +57,15 @@ ExpertRows sort_by_expert(const at::Tensor& experts, int64_t num_experts) {
   rows.row = at::empty_like(flat)
                  .scatter_(0, rows.slot, at::arange(flat.size(0), flat.options()))
                  .view(experts.sizes());
-  const at::Tensor sizes = flat.bincount({}, num_experts).cpu();
+  return rows;
+}
+
+/// [E] rows of each expert.
+std::vector<int64_t> rows_per_expert(const at::Tensor& experts, int64_t num_experts) {
+  const at::Tensor sizes = experts.flatten().bincount({}, num_experts).cpu();
   TORCH_CHECK(sizes.size(0) == num_experts, "moe: expected experts from 0 to ", num_experts - 1,
               ", received ", sizes.size(0) - 1);
-  rows.sizes.assign(sizes.const_data_ptr<int64_t>(), sizes.const_data_ptr<int64_t>() + num_experts);
-  return rows;
+  return {sizes.const_data_ptr<int64_t>(), sizes.const_data_ptr<int64_t>() + num_experts};
 }
 
 /// The sum of each token's rows, optionally weighted by `weights` [T, top_k], in the accumulator dtype.
@@ -149,18 +152,45 @@ Routing route(const at::Tensor& logits, const std::optional<at::Tensor>& correct
 at::Tensor moe(const at::Tensor& x, const Routing& routing, int64_t num_experts,
                const ExpertFunction& expert) {
   detail::check_moe(x, routing);
-  const ExpertRows rows = sort_by_expert(routing.experts, num_experts);
-  const std::vector<at::Tensor> inputs =
-      Dispatch::apply(x, rows.token, rows.row).split_with_sizes(rows.sizes);
+  const ExpertRows rows = sort_by_expert(routing.experts);
+  const std::vector<int64_t> sizes = rows_per_expert(routing.experts, num_experts);
+  const std::vector<at::Tensor> inputs = Dispatch::apply(x, rows.token, rows.row).split_with_sizes(sizes);
   std::vector<at::Tensor> outputs;
   for (int64_t i = 0; i < num_experts; ++i) {
-    if (rows.sizes[i] > 0) outputs.push_back(expert(i, inputs[i]));
+    if (sizes[i] > 0) outputs.push_back(expert(i, inputs[i]));
   }
   return Combine::apply(at::cat(outputs), routing.weights, rows);
 }
 
+at::Tensor grouped_moe(const at::Tensor& x, const Routing& routing, const ExpertWeights& experts) {
+  detail::check_moe(x, routing);
+  detail::check_moe_experts(x, experts);
+  const ExpertRows rows = sort_by_expert(routing.experts);
+  const at::Tensor expert_of_row = routing.experts.flatten().index_select(0, rows.slot);
+  const at::Tensor number = at::arange(experts.gate_up.size(0), expert_of_row.options());
+  const at::Tensor ends = at::searchsorted(expert_of_row, number, /*out_int32=*/true, /*right=*/true);
+  const auto product = [&](const at::Tensor& inputs, const at::Tensor& weight, const at::Tensor& bias) {
+    const at::Tensor result = at::_grouped_mm(inputs, weight, ends);
+    return bias.defined() ? result + bias.index_select(0, expert_of_row) : result;
+  };
+  const auto weight = [&](const at::Tensor& all) { return experts.clamped ? all : all.transpose(1, 2); };
+  const at::Tensor inputs = Dispatch::apply(x, rows.token, rows.row);
+  const at::Tensor inner = product(inputs, weight(experts.gate_up), experts.gate_up_bias);
+  at::Tensor active;
+  if (experts.clamped) {
+    active = clamped_swiglu(inner, experts.clamped->alpha, experts.clamped->limit);
+  } else {
+    const std::vector<at::Tensor> halves = inner.chunk(2, -1);
+    active = swiglu(halves[0].contiguous(), halves[1].contiguous());
+  }
+  return Combine::apply(product(active, weight(experts.down), experts.down_bias), routing.weights, rows);
+}
+
 at::Tensor moe(const at::Tensor& x, const Routing& routing, const ExpertWeights& experts) {
   detail::check_moe_experts(x, experts);
+  // Grouped products take rows of whole 16 bytes.
+  const bool is_aligned = x.size(1) % 8 == 0 && experts.gate_up.size(experts.clamped ? 2 : 1) % 16 == 0;
+  if (x.is_cuda() && x.scalar_type() == at::kBFloat16 && is_aligned) return grouped_moe(x, routing, experts);
   const int64_t count = experts.gate_up.size(0);
   const std::vector<at::Tensor> gate_ups = experts.gate_up.unbind(), downs = experts.down.unbind();
   const std::vector<at::Tensor> gate_up_biases = split_by_expert(experts.gate_up_bias, count);
