@@ -331,3 +331,19 @@ def test_steps_with_noise():
     activate_neftune(model, 5.0)
     with pytest.raises(InputError, match="neftune_noise_alpha: expected none with espalier.Step, received 5.0"):
         next(iter(espalier.Step(model, plan_of(branching_rows()))))
+
+
+def test_trainers_of_trl(tmp_path):
+    """One step of SFT with dropout of LoRA and NEFTune."""
+    trl = pytest.importorskip("trl")
+    datasets = pytest.importorskip("datasets")
+    rows = datasets.Dataset.from_list([{"input_ids": row, "labels": row} for row in branching_rows() if len(row) > 1])
+    from test_trl import small_words
+
+    args = trl.SFTConfig(output_dir=str(tmp_path), max_steps=1, logging_steps=1, report_to=[], use_cpu=True, bf16=False,
+                         gradient_checkpointing=False, save_strategy="no", disable_tqdm=True, neftune_noise_alpha=5.0)  # fmt: skip
+    trainer = trl.SFTTrainer(with_adapters(dtype=torch.float32), args, train_dataset=rows, processing_class=small_words())
+    espalier.trl.patch(trainer, dropout="shared")
+    trainer.train()
+    log = next(line for line in trainer.state.log_history if "grad_norm" in line)
+    assert math.isfinite(log["loss"]) and log["grad_norm"] > 1e-3 and log["espalier/ratio"] > 1.1
