@@ -14,11 +14,8 @@ __all__ = ["SharingCallback", "patch"]
 
 Trainer = TypeVar("Trainer")
 
-# By class of TRL: why trainers of it are refused.
-_REFUSED = {
-    "AsyncGRPOTrainer": "expected a trainer that hands rows of tokens to its model, received one that packs rows as prefix trees "
-                        "itself, for an attention kernel of its own; leave it unpatched",
-}  # fmt: skip
+# By class of TRL: what trainers that are refused do.
+_REFUSED = {"AsyncGRPOTrainer": "packs rows as prefix trees itself, for an attention kernel of its own"}
 # By class of TRL: metrics that it takes over padding as well, where a patched model gives zeros.
 _OVER_PADDING = {
     "ORPOTrainer": "logits/chosen and logits/rejected",
@@ -64,7 +61,8 @@ def patch(trainer: Trainer, *, backend: str = "auto", check: bool = False, keep_
         raise Unsupported("DeepSpeed: expected a trainer that runs without it, received one whose arguments have deepspeed; take "
                           "FSDP2 (fsdp_version 2 of Accelerate) or DistributedDataParallel")  # fmt: skip
     if (name := _listed(trainer, _REFUSED)) is not None:
-        raise Unsupported(f"{name}: {_REFUSED[name]}")
+        raise Unsupported(f"{name}: expected a trainer that hands rows of tokens to its model, received one that "
+                          f"{_REFUSED[name]}; leave it unpatched")  # fmt: skip
     if (ref_model := getattr(trainer, "ref_model", None)) is not None:
         patch_model(ref_model, backend=backend, dropout=dropout)
     _patch_teacher(trainer, backend)

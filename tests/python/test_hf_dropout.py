@@ -204,20 +204,20 @@ def test_noise_on_embeddings_has_the_scale_of_the_batch():
     """As unpatched: alpha over the root of padded length times hidden size, whatever is shared."""
     model, alpha = patch(make_model("qwen3"), dropout="shared"), 5.0
     handle = activate_neftune(model, alpha)
-    batch = padded([[1, *range(2, 30)], [1, *range(2, 29), 31], [1, 2, 3]])
+    batch = padded([[1, 2, 3, 4, *range(5 + 9 * row, 14 + 9 * row)] for row in range(5)])  # 49 distinct tokens, of a length of 13
     plain = model.model.embed_tokens.weight[batch["input_ids"]]
     noise = model(**batch, output_hidden_states=True).hidden_states[0] - plain
-    noise = noise[batch["attention_mask"] == 1]
     bound = alpha / math.sqrt(batch["input_ids"].shape[1] * plain.shape[2])
     assert 0.98 * bound < noise.abs().max() <= bound * (1 + 1e-6)
     assert model.model.embed_tokens.neftune_noise_alpha == alpha
-    assert torch.equal(noise[:28], noise[29:57]) and not torch.equal(noise[28], noise[57])  # two rows share 28 tokens
+    assert torch.equal(noise[0, :4], noise[1, :4]) and not torch.equal(noise[0, 4], noise[1, 4])
     deactivate_neftune(model, handle)
     assert torch.equal(model(**batch, output_hidden_states=True).hidden_states[0][0], plain[0])
 
 
-def test_a_head_with_dropout_runs_for_every_row(masks):
-    model = patch(with_adapters(targets=["lm_head"]), dropout="shared")
+@pytest.mark.parametrize("dropout", [None, "shared"])
+def test_a_head_with_dropout_runs_for_every_row(dropout, masks):
+    model = patch(with_adapters(targets=["lm_head"]), dropout=dropout)
     batch = padded(branching_rows())
     masks.kept = lambda _path, size, _p: torch.ones(size, dtype=torch.bool)
     masks.paths = [()] * batch["input_ids"].numel()
@@ -276,6 +276,20 @@ def test_what_stays_refused(message):
         FAULTS[message](model)
         with pytest.raises(Unsupported, match=expected):
             patch(model, dropout=dropout)
+
+
+@pytest.mark.parametrize("kind", OTHERS)
+def test_dropout_of_families_is_refused_by_default(kind):
+    """As layers, and as functions of a number that a module keeps."""
+    with pytest.raises(Unsupported, match='dropout: expected none in training, received 0.[23] in .*or patch with dropout="shared"'):
+        patch(make(kind))
+
+
+def test_noise_is_refused_by_default():
+    model = make_model("qwen3", torch.float32)
+    activate_neftune(model, 5.0)
+    with pytest.raises(Unsupported, match='neftune_noise_alpha: expected none, received 5.0.*or patch with dropout="shared"'):
+        patch(model)
 
 
 def test_other_choices():

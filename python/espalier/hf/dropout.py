@@ -36,8 +36,8 @@ def check_module(name: str, module: Any, choice: str | None) -> None:
                           f"{name or 'the backbone'}: tokens that rows share would share what is dropped; set it to 0, or "
                           'patch with dropout="shared"')  # fmt: skip
     if choice is None and noise:
-        raise Unsupported(f"{NOISE}: expected none, received {noise}: tokens that rows share would share their noise; leave it "
-                          'out, or patch with dropout="shared"')  # fmt: skip
+        raise Unsupported(f"neftune_noise_alpha: expected none, received {noise}: tokens that rows share would share their "
+                          'noise; leave it out, or patch with dropout="shared"')  # fmt: skip
     for own, probability in found.items():
         if fault := _fault_of(name, module, own):
             raise Unsupported(f"dropout: expected that of single values of tokens, received {probability} in "

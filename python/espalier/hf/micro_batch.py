@@ -72,8 +72,8 @@ class MicroBatchModel:
             self._patch.replay_routes(self.backbone)  # before the layers are named: its hooks come first
         check_training(self.backbone, self._patch.dropout)
         if self.has_dropout and (noise := getattr(self.backbone.get_input_embeddings(), NOISE, None)):
-            raise Unsupported(f"{NOISE}: expected none with espalier.Step, received {noise}: its scale is that of a batch "
-                              "[B, S], which micro-batches are not; leave it out")  # fmt: skip
+            raise Unsupported(f"neftune_noise_alpha: expected none with espalier.Step, received {noise}: its scale is that of "
+                              "a batch [B, S], which micro-batches are not; leave it out")  # fmt: skip
         self._parameters = list(self.model.parameters())
         if has_context and self.backend != "espalier":
             raise Unsupported(f"backend: expected espalier under partition, received {self.backend}, which does not "
