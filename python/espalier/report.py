@@ -18,8 +18,9 @@ from .trees import Forest
 
 
 class Report:
-    """What `espalier.inspect` found. `str(report)` is the text of the command; a notebook shows the page. Reports can be
-    pickled and copied.
+    """What `espalier.inspect` found. `str(report)` is the text of the command; a notebook shows the page.
+
+    Reports can be pickled and copied.
 
     Attributes:
         data: dict: counts and ratios of the forest, predicted speed-ups, sharing by depth, lost sharing by cause, verdict.
