@@ -32,8 +32,7 @@ def make_trainer(arguments, folder):
     prompts = [{"prompt": prompt} for prompt, _ in turns()]
     config = trl.GRPOConfig(
         **trl_settings(arguments, folder),
-        num_generations=arguments.batch_size,  # or a divisor: answers to one prompt belong into one batch
-        steps_per_generation=1,  # else TRL shuffles answers of several prompts
+        num_generations=arguments.batch_size,  # or a divisor: espalier.trl.patch keeps answers to one prompt in one batch
         max_completion_length=ANSWER_TOKENS,
     )
     return trl.GRPOTrainer(make_model(arguments, tokenizer), reward, args=config, processing_class=tokenizer,

@@ -17,6 +17,8 @@ Importing the package loads nothing else, not even its compiled part: names are 
 
 import importlib
 
+from . import name_clash
+
 # Where names come from: module of this package -> names.
 _MODULES = {
     "engine": ("Engine",),
@@ -31,6 +33,7 @@ _MODULES = {
 }
 _PACKAGES = ("distributed", "hf", "io", "ops", "trl")
 _HOMES = {name: module for module, names in _MODULES.items() for name in names}
+name_clash.warn(__file__)
 
 __all__ = sorted([*_PACKAGES, *(name for name in _HOMES if not name.startswith("_"))])  # noqa: PLE0605  it is a list
 

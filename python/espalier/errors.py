@@ -2,6 +2,11 @@
 """What can go wrong with what a user gave."""
 
 import re
+import sys
+
+from . import name_clash
+
+name_clash.check(sys.modules["espalier"])  # every module of the package comes here first
 
 # A command in back-ticks, which is left as it is, or a flag, with its value where it is one of a few names.
 _FLAG = re.compile(r"(?P<command>`[a-z]+ [^`]*`)|(?<![\w-])--(?P<name>[a-z][a-z-]*[a-z])"

@@ -6,6 +6,7 @@ import html
 import json
 import os
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,8 @@ from .trees import Forest
 class Report:
     """What `espalier.inspect` found. `str(report)` is the text of the command; a notebook shows the page.
 
+    Reports can be pickled and copied.
+
     Attributes:
         data: dict: counts and ratios of the forest, predicted speed-ups, sharing by depth, lost sharing by cause, verdict.
         forest: The Forest of the rows.
@@ -30,7 +33,7 @@ class Report:
         5
     """
 
-    def __init__(self, found: core.RowsReport, title: str) -> None:
+    def __init__(self, found: "core.RowsReport | _Found", title: str) -> None:
         self._found = found
         self._title = title
 
@@ -64,8 +67,31 @@ class Report:
     def __repr__(self) -> str:
         return f"<espalier.Report of {self._title}: {self.data['verdict']['text']}>"
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        found = self._found
+        return Report, (_Found(found.forest, found.json(), found.text(), found.page(self._title)), self._title)
+
     def _repr_html_(self) -> str:
         return f'<iframe srcdoc="{html.escape(self.html())}" width="100%" height="720" style="border: 0"></iframe>'
+
+
+@dataclass(frozen=True)
+class _Found:
+    """What a report that was pickled or copied has in place of the library's."""
+
+    forest: Forest
+    _json: str
+    _text: str
+    _page: str
+
+    def json(self) -> str:
+        return self._json
+
+    def text(self) -> str:
+        return self._text
+
+    def page(self, _title: str) -> str:
+        return self._page
 
 
 def inspect(rows: str | os.PathLike[str] | Trajectories | Mapping[str, Any] | Iterable[Row | str | os.PathLike[str]], *,

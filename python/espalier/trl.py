@@ -2,6 +2,7 @@
 """Trainers of TRL on trees of tokens: `espalier.trl.patch(trainer)` before `trainer.train()`."""
 
 import warnings
+from collections.abc import Mapping
 from typing import Any, TypeVar
 
 from .errors import Unsupported
@@ -13,13 +14,24 @@ __all__ = ["SharingCallback", "patch"]
 
 Trainer = TypeVar("Trainer")
 
+# By class of TRL: what trainers that are refused do.
+_REFUSED = {"AsyncGRPOTrainer": "packs rows as prefix trees itself, for an attention kernel of its own"}
+# By class of TRL: metrics that it takes over padding as well, where a patched model gives zeros.
+_OVER_PADDING = {
+    "ORPOTrainer": "logits/chosen and logits/rejected",
+    "CPOTrainer": "logits/chosen and logits/rejected",
+    "OnlineDPOTrainer": "objective/entropy, objective/kl, objective/non_score_reward and objective/rlhf_reward",
+}
 
-def patch(trainer: Trainer, *, backend: str = "auto", check: bool = False, keep_groups: bool = True) -> Trainer:
+
+def patch(trainer: Trainer, *, backend: str = "auto", check: bool = False, keep_groups: bool = True,
+          dropout: str | None = None) -> Trainer:  # fmt: skip
     """Makes the model of a TRL trainer, its reference model and its teacher run on the forests of their batches.
 
     The log of training gets "espalier/tokens", "espalier/encoded_tokens" and "espalier/ratio" (SharingCallback). Warns where
     the trainer's settings separate rows of one group, so that less is shared, where optimiser steps consist of other rows
-    than before, and where a teacher is left as it is because its family is not proven on trees.
+    than before, where a teacher is left as it is because its family is not proven on trees, and of metrics that TRL takes over
+    padding, which a patched model does not compute.
 
     Args:
         trainer: SFTTrainer, DPOTrainer, GRPOTrainer, or another one whose models are Transformers'.
@@ -29,12 +41,14 @@ def patch(trainer: Trainer, *, backend: str = "auto", check: bool = False, keep_
             micro-batches, so that the generations of a prompt share it. Optimiser steps consist of the same rows as before if
             gradient_accumulation_steps is a multiple of steps_per_generation, as by default; docs/compatibility.md lists the
             losses for which the gradients are then the same, too.
+        dropout: As in `espalier.hf.patch`. Many trainers of TRL switch dropout off by themselves (disable_dropout=True).
 
     Returns:
         The trainer.
 
     Raises:
-        Unsupported: As `espalier.hf.patch` does. It is an InputError.
+        Unsupported: As `espalier.hf.patch` does, and for trainers that docs/compatibility.md lists as refused. It is an
+            InputError.
 
     Examples:
         >>> trainer = espalier.trl.patch(trainer)   # doctest: +SKIP
@@ -46,16 +60,29 @@ def patch(trainer: Trainer, *, backend: str = "auto", check: bool = False, keep_
     if getattr(trainer, "is_deepspeed_enabled", False):
         raise Unsupported("DeepSpeed: expected a trainer that runs without it, received one whose arguments have deepspeed; take "
                           "FSDP2 (fsdp_version 2 of Accelerate) or DistributedDataParallel")  # fmt: skip
+    if (name := _listed(trainer, _REFUSED)) is not None:
+        raise Unsupported(f"{name}: expected a trainer that hands rows of tokens to its model, received one that "
+                          f"{_REFUSED[name]}; leave it unpatched")  # fmt: skip
     if (ref_model := getattr(trainer, "ref_model", None)) is not None:
-        patch_model(ref_model, backend=backend)
+        patch_model(ref_model, backend=backend, dropout=dropout)
     _patch_teacher(trainer, backend)
-    patch_model(model, backend=backend, check=check)  # last: it may be the teacher too, and keeps its check
+    patch_model(model, backend=backend, check=check, dropout=dropout)  # last: it may be the teacher too, and keeps its check
+    if (name := _listed(trainer, _OVER_PADDING)) is not None:
+        warnings.warn(f"espalier.trl: {name} takes {_OVER_PADDING[name]} over padding too, where a patched model gives zeros: "
+                      "these metrics differ from those of an unpatched model; the loss and its gradients do not",
+                      stacklevel=2)  # fmt: skip
     if splits_generations(trainer):
         set_keep_groups(trainer, keep_groups)
         _warn_of_groups(getattr(trainer, "args", None), keep_groups)
     if hasattr(trainer, "callback_handler"):
         log_sharing(trainer)
     return trainer
+
+
+def _listed(trainer: Any, table: Mapping[str, str]) -> str | None:
+    """The class of TRL in `table` that the trainer is one of."""
+    names = (cls.__name__ for cls in type(trainer).__mro__ if cls.__module__.startswith("trl."))
+    return next((name for name in names if name in table), None)
 
 
 def _patch_teacher(trainer: Any, backend: str) -> None:

@@ -57,6 +57,36 @@ for name in ("build", "nothing"):
     assert "`pip install .`" in lines[1] and lines[2] == "AttributeError module 'espalier' has no attribute 'nothing'"
 
 
+def mixed_environment(folder, init):
+    """A folder into which both distributions were installed; the text of __init__.py, None for ours."""
+    (folder / "espalier").mkdir(parents=True)
+    for path in (REPOSITORY / "python/espalier").iterdir():
+        (folder / "espalier" / path.name).symlink_to(path)
+    if init is not None:
+        (folder / "espalier/__init__.py").unlink()
+        (folder / "espalier/__init__.py").write_text(init)
+    (folder / "espalier-0.1.3.dist-info").mkdir()
+    (folder / "espalier-0.1.3.dist-info/METADATA").write_text("Metadata-Version: 2.1\nName: espalier\nVersion: 0.1.3\n")
+    (folder / "espalier_train-0.2.0.dist-info").mkdir()
+
+
+def test_another_distribution_of_the_same_name(tmp_path):
+    """Ours was installed last: one warning. Theirs was: an error where a module of ours is asked for."""
+    mixed_environment(tmp_path / "ours", None)
+    done = python("import espalier; print(espalier.build([[1, 2], [1, 3]]).tree_tokens)", tmp_path / "ours", tmp_path)
+    assert done.stdout == "3\n" and done.stderr.count("Warning") == 1
+    assert "<string>:1: UserWarning: import espalier: expected the files of the distribution espalier-train alone" in done.stderr
+    assert "found those of another one, espalier-0.1.3.dist-info" in done.stderr and "pip uninstall espalier" in done.stderr
+    mixed_environment(tmp_path / "theirs", "VALUE = 1\n")
+    done = python("import espalier; print(espalier.VALUE); import espalier.trees", tmp_path / "theirs", tmp_path)
+    assert done.stdout == "1\n" and done.returncode == 1
+    last = done.stderr.strip().splitlines()[-1]
+    assert last.startswith("ImportError: import espalier: expected the package of espalier-train, received that of another")
+    shutil.rmtree(tmp_path / "ours/espalier-0.1.3.dist-info")  # control
+    done = python("import espalier; espalier.build([[1, 2]])", tmp_path / "ours", tmp_path)
+    assert done.returncode == 0 and done.stderr == ""
+
+
 def imports_of(sources):
     """Name of a module -> names of the modules in `sources` (name -> text) that it imports, inside of functions too. What
     is imported for type checkers alone is never run."""

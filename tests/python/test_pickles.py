@@ -2,6 +2,7 @@
 """Forests, layouts, plans, distributions and rows that are pickled, copied, and handed to processes that are spawned."""
 
 import copy
+import json
 import multiprocessing
 import pickle
 import random
@@ -79,7 +80,6 @@ def test_plans(how, strategy):
 def model_of(config):
     if config is None:
         return None
-    import json
     import tempfile
     from pathlib import Path
 
@@ -136,6 +136,49 @@ def test_distributions(how):
     for ours, theirs in zip([*twin, share], [*shares, shares[1]], strict=True):
         assert (ours.seconds, ours.tree_tokens) == (theirs.seconds, theirs.tree_tokens)
         assert ours.trajectories.tolist() == theirs.trajectories.tolist()
+
+
+CONFIG = {"model_type": "llama", "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4,
+          "num_key_value_heads": 2, "vocab_size": 100}  # fmt: skip
+RATES = {"format_version": 1, "origin": "measured", "seconds_per": {
+    "micro_batch": 0.003, "layer": 1e-4, "layer_token": 3e-6, "layer_pair": 1.25e-8, "layer_attention_piece": 7e-6,
+    "logit_row": 1 / 3e5}}  # fmt: skip
+
+
+@pytest.mark.parametrize("how", COPIES)
+def test_costs(how, tmp_path):
+    """By built-in and by measured rates; the files may be gone."""
+    forest = espalier.build(random_rows(10))
+    config, rates = tmp_path / "config.json", tmp_path / "rates.json"
+    config.write_text(json.dumps(CONFIG))
+    rates.write_text(json.dumps(RATES))
+    made = [espalier.costs(config), espalier.costs(tmp_path, device="cuda"), espalier.costs(tmp_path, cost_model=rates)]
+    config.unlink()
+    rates.unlink()
+    seconds = set()
+    for costs in made:
+        twin = COPIES[how](costs)
+        assert repr(twin) == repr(costs) and (twin.model_type, twin.calibrated) == (costs.model_type, costs.calibrated)
+        ours, theirs = (espalier.plan(forest, token_budget=64, model=each) for each in (twin, costs))
+        assert ours.seconds == theirs.seconds and ours.flops == theirs.flops
+        seconds.add(ours.seconds)
+    assert len(seconds) == 3 and [costs.calibrated for costs in made] == [False, False, True]
+
+
+def test_costs_of_a_config():
+    transformers = pytest.importorskip("transformers")
+    costs = espalier.costs(transformers.LlamaConfig(**{name: value for name, value in CONFIG.items() if name != "model_type"}))
+    assert repr(pickle.loads(pickle.dumps(costs))) == repr(costs)
+
+
+@pytest.mark.parametrize("how", COPIES)
+def test_reports(how):
+    report = espalier.inspect(random_rows(11), title="rows of a test")
+    twin = COPIES[how](report)
+    assert str(twin) == str(report) and repr(twin) == repr(report) and twin.data == report.data
+    assert twin.html() == report.html() and twin._repr_html_() == report._repr_html_()
+    check_same(twin.forest, report.forest)
+    assert str(COPIES[how](twin)) == str(report)
 
 
 def test_copies_do_not_view_the_first():

@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """What espalier.Step refuses, by name, and what a loop that fails leaves behind."""
 
+import copy
 import functools
 import gc
+import pickle
 import warnings
 
 import pytest
@@ -400,3 +402,10 @@ def test_a_head_of_another_kind():
     step = step_of(model)
     with pytest.raises(Unsupported, match="expected torch.nn.Linear .*received torch.nn.modules.container.Sequential"):
         no_backward(step)
+
+
+@pytest.mark.parametrize("how", [copy.copy, copy.deepcopy, pickle.dumps])
+def test_copies(how):
+    step = espalier.Step(make_model("qwen3"), espalier.plan(espalier.build([[1, 2, 3], [1, 2, 4]]), token_budget=8))
+    with pytest.raises(InputError, match="espalier.Step: expected no pickle or copy of a step, which holds a model"):
+        how(step)

@@ -11,14 +11,14 @@ from espalier import trl as espalier_trl
 from espalier.errors import Unsupported
 from espalier.hf import patching
 from hf_models import make_model
+from trl_experimental import ANSWERS, PROMPT
 
 trl = pytest.importorskip("trl")
 datasets = pytest.importorskip("datasets")
 ROUNDING = 1e-5
 
 
-@pytest.fixture(scope="module")
-def words():
+def small_words():
     """A tokenizer of the words w0 to w58, and two special tokens."""
     from tokenizers import Tokenizer, models, pre_tokenizers
 
@@ -28,10 +28,7 @@ def words():
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="<pad>", eos_token="<end>")
 
 
-PROMPT = "w3 w1 w4 w1 w5 w9 w2 w6 w5"
-
-
-ANSWERS = ["w0 w1", "w7 w8 w9", "w14 w15 w16 w17", "w21 w22"]
+words = pytest.fixture(scope="module")(small_words)
 
 
 def sft(model, words, settings, **more):

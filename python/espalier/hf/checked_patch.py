@@ -11,7 +11,8 @@ from .verification import verify
 Model = TypeVar("Model")
 
 
-def patch(model: Model, *, backend: str = "auto", check: bool = False, skip_logits: bool = False) -> Model:
+def patch(model: Model, *, backend: str = "auto", check: bool = False, skip_logits: bool = False,
+          dropout: str | None = None) -> Model:  # fmt: skip
     """Makes `model` run on the forest of the rows of each batch, with the same losses and gradients.
 
     It is changed in place. Its config is not, and models that share the config stay as they are. Patching a patched model
@@ -37,6 +38,10 @@ def patch(model: Model, *, backend: str = "auto", check: bool = False, skip_logi
             whose head gives logits. For families that the tests cover it stands in for the proof of other versions.
         skip_logits: In training with labels leave `logits` out of the output, as Liger does, instead of computing them when
             they are read, for which the hidden states of the batch are kept as long as the output is.
+        dropout: None: a model in training whose layers have dropout, or noise on embeddings (NEFTune), is refused. "shared":
+            both are drawn once for each distinct token of a batch, and rows that share a token share its draw. Gradients are as
+            unbiased as with ordinary dropout, and equally distributed where nothing is shared; the draws of rows that share
+            tokens are not independent. Dropout of attention weights stays refused. docs/transformers.md says more.
 
     Returns:
         The model.
@@ -58,7 +63,7 @@ def patch(model: Model, *, backend: str = "auto", check: bool = False, skip_logi
         >>> bool(abs(loss - before) < 1e-5), espalier.hf.sharing(model).tree_tokens
         (True, 5)
     """
-    apply_patch(model, backend, _check_batch if check else None)
+    apply_patch(model, backend, _check_batch if check else None, dropout=dropout)
     backbone_of(model)._espalier.skip_logits = skip_logits
     return model
 

@@ -14,6 +14,7 @@ from torch.utils.checkpoint import checkpoint
 
 from ..errors import Unsupported
 from . import mixers
+from .dropout import check_module as check_dropout
 
 if TYPE_CHECKING:
     from .run import TreeRun
@@ -146,9 +147,9 @@ def check_model(model: Any, backbone: Any) -> None:
                           "are replaced by kernels of the Hub")  # fmt: skip
 
 
-def check_training(backbone: Any) -> None:
+def check_training(backbone: Any, dropout: str | None = None) -> None:
     """Raises Unsupported for adapters and settings of training under which a token's result is not a function of its path
-    alone, or would not be found again in backward."""
+    alone, or would not be found again in backward. dropout: as `patch` takes it."""
     if any(hasattr(parameter, name) for parameter in backbone.parameters() for name in OF_DEEPSPEED):
         raise Unsupported(_DEEPSPEED.format("one that DeepSpeed has taken over"))
     for name, module in backbone.named_modules():
@@ -162,13 +163,7 @@ def check_training(backbone: Any) -> None:
                               "model.set_adapter")  # fmt: skip
         if not module.training:
             continue
-        dropout, noise = _dropout_of(module), getattr(module, "neftune_noise_alpha", None)
-        if dropout:
-            raise Unsupported(f"dropout: expected none in training, received {dropout} in {name or 'the backbone'}: "
-                              "tokens that rows share would share what is dropped; set it to 0")  # fmt: skip
-        if noise:
-            raise Unsupported(f"neftune_noise_alpha: expected none, received {noise}: tokens that rows share would "
-                              "share their noise")  # fmt: skip
+        check_dropout(name, module, dropout)
         if _checkpoints_reentrantly(module):
             raise Unsupported("gradient checkpointing: expected the form without reentry, received the reentrant one; "
                               "enable it with {'use_reentrant': False}")  # fmt: skip
@@ -185,12 +180,6 @@ def _takes_adapter_names(module: Any) -> bool:
     """Whether PEFT has been given an adapter for each row: then layers have a hook that hands these on."""
     hooks = (getattr(hook, "func", hook) for hook in module._forward_pre_hooks.values())
     return any(getattr(hook, "__name__", "") == "_adapter_names_pre_forward_hook" for hook in hooks)
-
-
-def _dropout_of(module: Any) -> float:
-    is_layer = isinstance(module, nn.modules.dropout._DropoutNd)
-    probability = module.p if is_layer else getattr(module, "attention_dropout", 0)
-    return probability if isinstance(probability, int | float) else 0
 
 
 def _checkpoints_reentrantly(module: Any) -> bool:

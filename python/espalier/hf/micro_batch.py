@@ -14,6 +14,7 @@ from .. import ops
 from ..errors import InputError, Unsupported
 from . import shared_head
 from .attention import as_autocast, resolved
+from .dropout import NOISE
 from .families import backbone_of, check_mixers, check_training, stock_class, unwrapped
 from .gradient_sync import drop_whole_gradients
 from .heads import is_plain
@@ -51,6 +52,11 @@ class MicroBatchModel:
     def backend(self) -> str:
         return resolved(self._patch.backend, self.device)
 
+    @property
+    def has_dropout(self) -> bool:
+        """Whether it may be in layers, as `patch` was told."""
+        return self._patch.dropout is not None
+
     def prepare(self, has_context: bool, has_routes: bool) -> None:
         """Call before the first micro-batch. Raises Unsupported for what has become of the model, as `patch` does for
         settings of training, and for a backend without context where that is needed; and InputError where gradients
@@ -64,7 +70,10 @@ class MicroBatchModel:
         self._patch.install_mixers(self.backbone)
         if has_routes:
             self._patch.replay_routes(self.backbone)  # before the layers are named: its hooks come first
-        check_training(self.backbone)
+        check_training(self.backbone, self._patch.dropout)
+        if self.has_dropout and (noise := getattr(self.backbone.get_input_embeddings(), NOISE, None)):
+            raise Unsupported(f"neftune_noise_alpha: expected none with espalier.Step, received {noise}: its scale is that of "
+                              "a batch [B, S], which micro-batches are not; leave it out")  # fmt: skip
         self._parameters = list(self.model.parameters())
         if has_context and self.backend != "espalier":
             raise Unsupported(f"backend: expected espalier under partition, received {self.backend}, which does not "

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Making a model of Transformers run on the trees of its batches, and taking that back."""
 
+import contextlib
 import gc
 import inspect
 import weakref
@@ -16,6 +17,7 @@ from ..trees import Layout, build
 from . import attention, mixers, older_mixers, proof, routes, shared_head, text_rows
 from .asked import Asked, Given, asked_of, asking, index_of
 from .config_view import is_view, original_of, tree_view
+from .dropout import checked_choice, noise_of_batch
 from .families import FAMILIES, backbone_of, check_mixers, check_model, check_training, composite_of, mixer_of
 from .resting import Rest
 from .rows import Rows, check_boundaries, read_rows
@@ -31,21 +33,22 @@ UNUSED = ("num_items_in_batch", "shift_labels", "ignore_index", "logits_to_keep"
 Model = TypeVar("Model")
 
 
-def apply_patch(model: Model, backend: str = "auto",
-                check: Callable[[Any, Mapping[str, Any]], None] | None = None) -> Model:  # fmt: skip
+def apply_patch(model: Model, backend: str = "auto", check: Callable[[Any, Mapping[str, Any]], None] | None = None,
+                dropout: str | None = None) -> Model:  # fmt: skip
     """What espalier.hf.patch does. check(model, batch) raises where the first batch that is trained on is not exact; None
     asks for none."""
     if backend not in attention.BACKENDS:
         raise Unsupported(f"backend: expected {', '.join(attention.BACKENDS)}, received {backend!r}")
     backbone = backbone_of(model)
     check_model(model, backbone)
+    dropout = checked_choice(dropout)
     if backbone.training:
-        check_training(backbone)
+        check_training(backbone, dropout)
     if check is None or backbone.config.model_type not in FAMILIES:
         check_family(backbone)
     given = patch_of(backbone) or _attached(backbone)
     text_rows.attach(composite_of(model))
-    given.backend = backend
+    given.backend, given.dropout = backend, dropout
     given.is_proven = True
     given.check = check
     given.unchecked = None if check is None else weakref.ref(model)
@@ -182,6 +185,7 @@ class Patch:
         self.meter: Any = None  # SharingMeter of the batches that are trained on
         self.partial_gradients: str | None = None  # which of a step, where a loop over a Step was left early
         self.skip_logits = False  # in training with labels
+        self.dropout: str | None = None  # "shared": one draw for each distinct token
 
     def attach(self, backbone: Any) -> None:
         self.install_mixers(backbone)
@@ -320,7 +324,7 @@ def forward(backbone: Any, *args: Any, **kwargs: Any) -> Any:
             return given.call_stock(backbone, arguments)
     arguments = text_rows.of_rows(backbone, arguments)
     batch = dict(arguments)
-    passed_on = _checked(backbone, arguments)
+    passed_on = _checked(backbone, arguments, given.dropout)
     if given.unchecked is not None and torch.is_grad_enabled():
         with asking(None):
             _check_first_batch(given, batch)
@@ -345,7 +349,7 @@ def _wants_cache(arguments: Mapping[str, Any]) -> bool:
     return bool(cached)
 
 
-def _checked(backbone: Any, arguments: dict[str, Any]) -> dict[str, Any]:
+def _checked(backbone: Any, arguments: dict[str, Any], dropout: str | None) -> dict[str, Any]:
     """What to hand on to the model. Raises Unsupported for arguments that do not fit a forest."""
     if "input_ids" not in arguments:
         raise Unsupported("expected input_ids [B, S], by which rows are compared, received none"
@@ -360,7 +364,7 @@ def _checked(backbone: Any, arguments: dict[str, Any]) -> dict[str, Any]:
     for name in (*ROWS, *BOUNDARIES):
         if name in arguments and not isinstance(arguments[name], torch.Tensor):
             raise Unsupported(f"{name}: expected a tensor, received {_described(arguments[name])}")
-    check_training(backbone)
+    check_training(backbone, dropout)
     if routes.NAME in arguments:
         arguments[routes.NAME] = routes.checked_routes(backbone, arguments)
     return {name: arguments[name] for name in OUTPUTS if name in arguments}
@@ -385,7 +389,9 @@ def _check_first_batch(given: Patch, batch: Mapping[str, Any]) -> None:
 def _run(backbone: Any, given: Patch, arguments: dict[str, Any], passed_on: Mapping[str, Any], asked: Asked | None) -> Any:
     run, inputs, index = _planned(backbone, given, arguments, asked)
     inputs |= {**passed_on, "use_cache": False, "return_dict": True, "espalier_tree": run}
-    output = given.call_stock(backbone, inputs)
+    length = arguments["input_ids"].shape[1]
+    with noise_of_batch(backbone, length, run.num_tokens) if given.dropout else contextlib.nullcontext():
+        output = given.call_stock(backbone, inputs)
     routes.check_replayed(run)
     check_mixers(backbone, run)
     if asked is not None:

@@ -27,6 +27,7 @@ from . import fused_head
 from .asked import Asked, Given, asked_of, asking
 from .attention import as_autocast
 from .deferred_logits import Deferred, with_deferred
+from .dropout import has_dropout
 from .families import FAMILIES, unwrapped
 from .run import Expand
 
@@ -115,9 +116,10 @@ def forward(model: Any, own: Callable[..., Any] | None, *args: Any, **kwargs: An
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]
 def _may_share(model: Any, backbone: Any) -> bool:
-    """Whether nobody looks at what goes from the backbone to the head, or changes it, but FSDP2, which does not mind."""
+    """Whether nobody looks at what goes from the backbone to the head, or changes it, but FSDP2, which does not mind, and the
+    head drops nothing of it."""
     head = model.get_output_embeddings()
-    if head is None or module_globals._has_any_global_hook():
+    if head is None or module_globals._has_any_global_hook() or any(map(has_dropout, head.modules())):
         return False
     return not any(_has_hooks(module) for module in (backbone, *head.modules()))
 

@@ -163,7 +163,8 @@ class SharingCallback(TrainerCallback):
         """
         self.meter = SharingMeter(model, num_generations=getattr(args, "num_generations", None))
         if self.verify:
-            patch(model, backend=self.meter.patch.backend, check=True)
+            given = self.meter.patch
+            patch(model, backend=given.backend, check=True, skip_logits=given.skip_logits, dropout=given.dropout)
             self.verify = False
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **_: Any) -> None:

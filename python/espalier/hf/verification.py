@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The proof on a user's own model and batch: errors beside those of ordinary training, each row alone."""
 
+import contextlib
 import copy
 import math
 import re
@@ -15,6 +16,7 @@ from ..errors import Unsupported
 from ..trees import Layout
 from . import routes
 from .decisions import Own, RouterChoices, gradients_through_clamps
+from .dropout import switched_off
 from .families import backbone_of
 from .float64 import InFloat64
 from .patching import Patch, apply_patch, forest_of, patch_of, unpatch
@@ -166,7 +168,8 @@ def verify(model: Any, batch: Mapping[str, Any]) -> Report:
     comparison all take the experts that float64 chooses, and how often a router would have chosen others (a flip) is counted:
     patched, at most twice as often as unpatched, where eight more each are left to luck. Gradients of experts with a clamp
     (gpt-oss) are taken as if they passed it everywhere, in all three. Recorded routes (routed_experts) are taken by all three
-    as well, patched as they are replayed in training; nothing is counted for them.
+    as well, patched as they are replayed in training; nothing is counted for them. A model that was patched with
+    dropout="shared" is compared without dropout and noise.
 
     Args:
         model: A model as `patch` takes it, patched or not.
@@ -195,8 +198,10 @@ def verify(model: Any, batch: Mapping[str, Any]) -> Report:
     rows, layout = forest_of(arguments)
     edges = Edges(rows, batch, layout)
     choices = RouterChoices(backbone, layout.num_tokens, _recorded(backbone, arguments, rows, layout))
-    was_patched = patch_of(backbone) is not None
-    with torch.enable_grad():
+    before = patch_of(backbone)
+    was_patched = before is not None
+    is_dropping = before is not None and before.dropout is not None
+    with torch.enable_grad(), switched_off(model) if is_dropping else contextlib.nullcontext():
         exact = _exact(model, edges, choices)
         try:
             if not was_patched:

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """One pass over the micro-batches of a Step: in which order they run forward and backward, and what is kept between."""
 
+import contextlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields
 from typing import Any
@@ -10,6 +11,7 @@ from torch import Tensor
 
 from ..errors import InputError
 from ..hf.context import ContextRun, Frame
+from ..hf.dropout import Draws
 from ..hf.micro_batch import MicroBatchModel
 from ..hf.routes import check_replayed
 from .plan import StepPlan
@@ -156,8 +158,10 @@ class Pass:
         if not (self.is_training and self._recompute):
             yield from self._present(opened)
         elif self._plan.children(opened.index):
+            draws = Draws(self._model.device) if self._model.has_dropout else None
             with torch.no_grad():
                 self._forward(opened, lambda hidden: hidden)
+            opened.draws = draws
 
     def _leave(self, opened: "_Opened") -> Iterator[StepBatch]:
         if self.is_training:
@@ -206,7 +210,9 @@ class Pass:
             ends=plan.ends(index) if has_readers else None)  # fmt: skip
         if self._routes is not None:
             run.routes = self._routes.of(layout).to(self._model.device)
-        outputs = self._model(run, torch.tensor(layout.input_ids, device=self._model.device, dtype=torch.int64), result)
+        input_ids = torch.tensor(layout.input_ids, device=self._model.device, dtype=torch.int64)
+        with contextlib.nullcontext() if opened.draws is None else opened.draws.again():
+            outputs = self._model(run, input_ids, result)
         check_replayed(run)
         opened.run, opened.live = run, run.take()
         if has_readers and index not in self.frames:
@@ -260,6 +266,7 @@ class _Opened:
     live: dict[tuple[int, str], Tensor] | None = None
     outputs: tuple[Tensor, ...] | None = None
     loss: Tensor | None = None
+    draws: Draws | None = None  # of its first forward pass, for a second
 
     def __post_init__(self) -> None:
         self.turn = _Turn(self.index)

@@ -3,11 +3,11 @@
 
 import warnings
 from collections.abc import Iterator
-from typing import Any, Literal, overload
+from typing import Any, Literal, NoReturn, overload
 
 from torch import Tensor
 
-from ..errors import InputError
+from ..errors import InputError, Unsupported
 from ..hf.context import naming_layers
 from ..hf.gradient_sync import is_one_of_several_ranks, one_reduction
 from ..hf.micro_batch import MicroBatchModel
@@ -90,6 +90,10 @@ class Step:
     def total_weight(self) -> float:
         """The sum of the weights of all terms; num_terms without weights other than 1."""
         return self._plan.total_weight
+
+    def __reduce__(self) -> NoReturn:
+        raise Unsupported("espalier.Step: expected no pickle or copy of a step, which holds a model and its gradients, received "
+                          "one; pickle its plan, and make another step of it")  # fmt: skip
 
     def __len__(self) -> int:
         """The micro-batches that the loop gives."""
