@@ -16,9 +16,27 @@ std::span<const ModelFamily* const> families() {
   return kFamilies;
 }
 
-void read_biases(const ConfigReader& config, AttentionSpec* attention) {
+void read_biases(const ConfigReader& config, AttentionSpec* attention, DenseMlpSpec* mlp) {
   attention->bias = attention->output_bias = config.boolean("attention_bias", false);
-  if (config.boolean("mlp_bias", false)) config.refuse("mlp_bias", "false");
+  const bool mlp_bias = config.boolean("mlp_bias", false);
+  if (mlp != nullptr) {
+    mlp->bias = mlp_bias;
+  } else if (mlp_bias) {
+    config.refuse("mlp_bias", "false");
+  }
+}
+
+void refuse_biases(const ConfigReader& config) {
+  for (const char* key : {"attention_bias", "mlp_bias"}) {
+    if (config.boolean(key, false)) config.refuse(key, "false");
+  }
+}
+
+void read_multipliers(const ConfigReader& config, AttentionSpec* attention, DecoderConfig* result) {
+  attention->attention_multiplier = config.positive_number("attention_multiplier", 1);
+  result->embedding_multiplier = config.positive_number("embedding_multiplier", 1);
+  result->residual_multiplier = config.positive_number("residual_multiplier", 1);
+  result->logits_scaling = config.positive_number("logits_scaling", 1);
 }
 
 const ModelFamily* find_family(const std::string& model_type) {
