@@ -56,9 +56,11 @@ struct ModelFamily {
   void (*read_rope)(const ConfigReader& config, DecoderConfig* result) = &espalier::read_rope;
 };
 
-extern const ModelFamily kLlamaFamily, kMistralFamily, kOlmo3Family, kQwen2Family, kQwen3Family,
-    kQwen35Family, kQwen35MoeFamily, kQwen3MoeFamily, kQwen3NextFamily, kGlm4MoeFamily, kGptOssFamily,
-    kGraniteMoeHybridFamily, kMamba2Family;  // a file each
+extern const ModelFamily kLlamaFamily, kMistralFamily, kMinistralFamily, kMixtralFamily, kOlmo2Family,
+    kOlmo3Family, kSmolLm3Family, kQwen2Family, kQwen3Family, kQwen35Family, kQwen35MoeFamily,
+    kQwen3MoeFamily, kQwen3NextFamily, kGlm4MoeFamily, kGptOssFamily, kGraniteFamily, kGraniteMoeHybridFamily,
+    kMamba2Family, kSeedOssFamily, kErnie45Family, kExaone4Family, kPhi3Family, kGemmaFamily,
+    kGemma3Family;  // a file each
 
 std::span<const ModelFamily* const> families();
 
