@@ -63,7 +63,7 @@ TEST(LayerSpec, NormsOfOutputsAndSinks) {
                                       .query_key_norm = true,
                                       .query_key_norm_over_heads = true,
                                       .sinks = true},
-                        DenseMlpSpec{.intermediate_size = 6}, /*norm_outputs=*/true};
+                        DenseMlpSpec{.intermediate_size = 6}, /*norm_inputs=*/false, /*norm_outputs=*/true};
   std::map<std::string, std::vector<int64_t>> shapes;
   for (const ParameterShape& parameter : layer_parameters(layer, 8)) shapes[parameter.name] = parameter.shape;
   EXPECT_EQ(shapes.at("self_attn.q_norm.weight"), std::vector<int64_t>{16});
@@ -72,6 +72,22 @@ TEST(LayerSpec, NormsOfOutputsAndSinks) {
   EXPECT_FALSE(shapes.contains("input_layernorm.weight"));
   EXPECT_TRUE(shapes.contains("post_attention_layernorm.weight"));
   EXPECT_TRUE(shapes.contains("post_feedforward_layernorm.weight"));
+}
+
+// The names of Transformers' Gemma3DecoderLayer and Phi3DecoderLayer.
+TEST(LayerSpec, NormsOfInputsAndOutputsAndFusedMaps) {
+  const LayerSpec layer{
+      AttentionSpec{.num_attention_heads = 4, .num_key_value_heads = 2, .head_dim = 4, .fused = true},
+      DenseMlpSpec{.intermediate_size = 6, .names = {.gate = "gate_up_proj", .up = "", .down = "down_proj"}},
+      /*norm_inputs=*/true, /*norm_outputs=*/true};
+  const std::vector<ParameterShape> parameters = layer_parameters(layer, 8);
+  EXPECT_EQ(names_of(parameters),
+            (std::vector<std::string>{
+                "self_attn.qkv_proj.weight", "self_attn.o_proj.weight", "mlp.gate_up_proj.weight",
+                "mlp.down_proj.weight", "input_layernorm.weight", "post_attention_layernorm.weight",
+                "pre_feedforward_layernorm.weight", "post_feedforward_layernorm.weight"}));
+  EXPECT_EQ(parameters[0].shape, (std::vector<int64_t>{32, 8}));
+  EXPECT_EQ(parameters[2].shape, (std::vector<int64_t>{12, 8}));
 }
 
 TEST(LayerSpec, LayersOfAConfigHaveTheirWindows) {
@@ -105,10 +121,17 @@ TEST(LayerSpec, JsonIsEqualForEqualLayersOnly) {
   EXPECT_TRUE(differs([](AttentionSpec& a, DenseMlpSpec&) { a.output_gate = true; }));
   EXPECT_TRUE(differs([](AttentionSpec& a, DenseMlpSpec&) { a.rotary = false; }));
   EXPECT_TRUE(differs([](AttentionSpec& a, DenseMlpSpec&) { a.attention_multiplier = 0.5; }));
-  EXPECT_TRUE(differs([](AttentionSpec&, DenseMlpSpec& m) { m.fused = true; }));
+  EXPECT_TRUE(differs([](AttentionSpec& a, DenseMlpSpec&) { a.fused = true; }));
+  EXPECT_TRUE(differs([](AttentionSpec& a, DenseMlpSpec&) { a.rotary_interleaved = true; }));
+  EXPECT_TRUE(differs([](AttentionSpec&, DenseMlpSpec& m) { m.names.up = ""; }));
+  EXPECT_FALSE(differs([](AttentionSpec&, DenseMlpSpec& m) { m.names.down = "w2"; }));
+  EXPECT_TRUE(differs([](AttentionSpec&, DenseMlpSpec& m) { m.activation = Activation::kGeluTanh; }));
   LayerSpec other = layer;
   other.norm_outputs = true;
   EXPECT_NE(to_json(other), to_json(layer));
+  LayerSpec outputs_alone = other;
+  outputs_alone.norm_inputs = false;
+  EXPECT_NE(to_json(other), to_json(outputs_alone));
   other = layer;
   other.zero_centered_norm = true;
   EXPECT_NE(to_json(other), to_json(layer));
@@ -187,7 +210,7 @@ TEST(LayerSpec, JsonOfExpertsIsEqualForEqualOnesOnly) {
   EXPECT_TRUE(differs([](MoeSpec& m) { m.n_group = 2; }));
   EXPECT_TRUE(differs([](MoeSpec& m) { m.topk_group = 2; }));
   EXPECT_TRUE(differs([](MoeSpec& m) { m.shared_intermediate_size = 3; }));
-  EXPECT_TRUE(differs([](MoeSpec& m) { m.fused = true; }));
+  EXPECT_TRUE(differs([](MoeSpec& m) { m.names.up = ""; }));
   EXPECT_TRUE(differs([](MoeSpec& m) { m.clamped_swiglu = ClampedSwiglu(); }));
   const auto clamped = [&](const ClampedSwiglu& activation) {
     MoeSpec other = moe;

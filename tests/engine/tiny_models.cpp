@@ -27,6 +27,14 @@ const char* to_string(Family family) {
       return "olmo3";
     case Family::kQwen3_5:
       return "qwen3_5_text";
+    case Family::kExaone4:
+      return "exaone4";
+    case Family::kPhi3:
+      return "phi3";
+    case Family::kGemma3:
+      return "gemma3_text";
+    case Family::kErnie45:
+      return "ernie4_5";
     case Family::kQwen3Moe:
       return "qwen3_moe";
     case Family::kGlm4Moe:
@@ -171,6 +179,16 @@ nlohmann::json tiny_config_json(Family family, int64_t vocab_size, bool wide) {
                        {"factor", 4.0},
                        {"original_max_position_embeddings", 16}}}}}});
   }
+  if (family == Family::kExaone4) config.update({{"sliding_window", 4}, {"sliding_window_pattern", 2}});
+  if (family == Family::kPhi3) config.update({{"head_dim", 8}, {"partial_rotary_factor", 0.5}});
+  if (family == Family::kGemma3) {
+    config.update({{"head_dim", 8},
+                   {"sliding_window", 4},
+                   {"sliding_window_pattern", 2},
+                   {"query_pre_attn_scalar", 6},
+                   {"rope_local_base_freq", 30.0}});
+  }
+  if (family == Family::kErnie45) config.update({{"head_dim", 8}, {"use_bias", true}});
   if (has_delta_layers(family)) {
     // The norm after the mixer makes much of outputs that are almost 0, and of their rounding: with a small
     // eps the errors of the whole would be those of single tokens.

@@ -20,10 +20,14 @@ namespace espalier::testing {
 /// layer. qwen3: norms of q and k, head_dim of its own. mistral: a window in both layers, linear rope. olmo3:
 /// norms after attention and MLP, a window in the first layer, yarn rope in the second. qwen3_5: three
 /// layers, of which the first and the last are Gated DeltaNet; gates, norms around 1, heads that are rotated
-/// in part. qwen3_moe: experts in both layers. glm4_moe: a dense layer, then groups of experts with shared
-/// ones and corrected scores; part of each head rotated. qwen3_next: the layers of qwen3_5, projections in
-/// two matrices, experts and a gated shared one. mamba2: Mamba-2 layers alone, in two groups of heads, steps
-/// in a range. granitemoehybrid: such layers around one of attention, experts with a shared MLP in all three,
+/// in part. exaone4: norms after attention and MLP, norms of q and k, a window in the first layer, no
+/// positions in the second. phi3: q, k and v in one matrix, gate and up in another, part of each head
+/// rotated. gemma3_text: norms around 1 before and after attention and MLP, a window in the first layer, two
+/// ropes, gelu, a factor of the embedding. ernie4_5: neighbours rotated together, biases everywhere.
+/// qwen3_moe: experts in both layers. glm4_moe: a dense layer, then groups of experts with shared ones and
+/// corrected scores; part of each head rotated. qwen3_next: the layers of qwen3_5, projections in two
+/// matrices, experts and a gated shared one. mamba2: Mamba-2 layers alone, in two groups of heads, steps in a
+/// range. granitemoehybrid: such layers around one of attention, experts with a shared MLP in all three,
 /// factors of embedding, scores, branches and logits. gpt_oss: a window in the first of two layers, sinks,
 /// yarn rope, biases, and clamped experts, whose limit many values reach.
 enum class Family {
@@ -34,26 +38,23 @@ enum class Family {
   kOlmo3,
   kQwen3_5,
   kMamba2,
+  kExaone4,
+  kPhi3,
+  kGemma3,
+  kErnie45,
   kQwen3Moe,
   kGlm4Moe,
   kQwen3Next,
   kGraniteMoeHybrid,
   kGptOss
 };
-inline constexpr Family kFamilies[] = {Family::kLlama,
-                                       Family::kQwen2,
-                                       Family::kQwen3,
-                                       Family::kMistral,
-                                       Family::kOlmo3,
-                                       Family::kQwen3_5,
-                                       Family::kMamba2,
-                                       Family::kQwen3Moe,
-                                       Family::kGlm4Moe,
-                                       Family::kQwen3Next,
-                                       Family::kGraniteMoeHybrid,
-                                       Family::kGptOss};
+inline constexpr Family kFamilies[] = {
+    Family::kLlama,   Family::kQwen2,    Family::kQwen3,   Family::kMistral,   Family::kOlmo3,
+    Family::kQwen3_5, Family::kMamba2,   Family::kExaone4, Family::kPhi3,      Family::kGemma3,
+    Family::kErnie45, Family::kQwen3Moe, Family::kGlm4Moe, Family::kQwen3Next, Family::kGraniteMoeHybrid,
+    Family::kGptOss};
 /// Those whose tokens all pass the same weights.
-inline constexpr std::span<const Family> kDenseFamilies(kFamilies, 7);
+inline constexpr std::span<const Family> kDenseFamilies(kFamilies, 11);
 const char* to_string(Family family);
 /// Gated DeltaNet layers among others; recurrent layers of any kind, with gated norms; mixtures of experts.
 bool has_delta_layers(Family family);

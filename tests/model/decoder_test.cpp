@@ -24,6 +24,11 @@ const Json kLlama3 = {{"rope_theta", 500.0},     {"rope_type", "llama3"},
                       {"factor", 8.0},           {"low_freq_factor", 1.0},
                       {"high_freq_factor", 4.0}, {"original_max_position_embeddings", 64}};
 
+const Json kGemma3 = {{"hidden_act", nullptr},
+                      {"rope_parameters", nullptr},
+                      {"sliding_window", 3},
+                      {"sliding_window_pattern", 2}};
+
 std::vector<Json> all_kinds() {
   return {tiny_config("llama"),
           tiny_config("llama", {{"tie_word_embeddings", true}, {"rope_parameters", kLlama3}}),
@@ -31,6 +36,10 @@ std::vector<Json> all_kinds() {
           tiny_config("qwen2"),
           tiny_config("qwen3", {{"attention_bias", true}, {"tie_word_embeddings", true}}),
           tiny_config("olmo3", {{"rope_parameters", nullptr}}),
+          tiny_config("exaone4", {{"sliding_window", 3}, {"sliding_window_pattern", 2}}),
+          tiny_config("phi3", {{"partial_rotary_factor", 0.7}}),
+          tiny_config("ernie4_5", {{"use_bias", true}}),
+          tiny_config("gemma3_text", kGemma3),
           tiny_config("qwen3_moe"),
           tiny_config("qwen3_moe", {{"decoder_sparse_step", 1}, {"norm_topk_prob", false}}),
           tiny_config("glm4_moe"),
@@ -235,6 +244,23 @@ TEST(Decoder, TiedHeadIsTheEmbedding) {
   EXPECT_TRUE(tied.lm_head_weight().is_same(tied.parameters().front().value));
   const Decoder untied = tiny_decoder(tiny_config("llama"), at::kFloat, 6);
   EXPECT_TRUE(untied.lm_head_weight().is_same(untied.parameters().back().value));
+}
+
+// As Transformers' Gemma3TextScaledWordEmbedding: the square root of 3072 is 55.5 in bfloat16.
+TEST(Decoder, GemmasFactorOfTheEmbeddingIsRoundedToTheDtype) {
+  const Json json = tiny_config("gemma3_text", kGemma3);
+  const at::Tensor ids = random_ids(5);
+  for (const at::ScalarType dtype : {at::kDouble, at::kFloat, at::kBFloat16}) {
+    const Decoder plain = tiny_decoder(json, dtype, 6);
+    DecoderConfig config = plain.config();
+    config.embedding_multiplier = std::sqrt(3072.0);
+    const at::Tensor embedded = Decoder(config, plain.weights()).embed(ids);
+    const at::Tensor rows = plain.weights().front().value.index_select(0, ids);
+    EXPECT_TRUE(embedded.equal(rows * at::scalar_tensor(config.embedding_multiplier, dtype))) << dtype;
+    config.round_embedding_multiplier = false;
+    const at::Tensor unrounded = Decoder(config, plain.weights()).embed(ids);
+    EXPECT_EQ(embedded.equal(unrounded), dtype != at::kBFloat16) << dtype;
+  }
 }
 
 TEST(Decoder, CompletedGradientsAreZerosWhereThereWereNone) {

@@ -36,13 +36,16 @@ TEST(LayerCost, WeightsAreTheMatricesOfTheLayer) {
   LayerSpec gated = kNarrow;
   std::get<AttentionSpec>(gated.mixer).output_gate = true;
   LayerSpec fused = kNarrow;
-  std::get<DenseMlpSpec>(fused.mlp).fused = true;
-  for (const LayerSpec& layer : {kNarrow, kWide, gated, kRecurrent, kStateSpace, fused}) {
+  std::get<DenseMlpSpec>(fused.mlp).names.up = "";
+  LayerSpec fused_queries = kNarrow;
+  std::get<AttentionSpec>(fused_queries.mixer).fused = true;
+  for (const LayerSpec& layer : {kNarrow, kWide, gated, kRecurrent, kStateSpace, fused, fused_queries}) {
     int64_t weights = 0, widest = 0;
     for (const ParameterShape& parameter : layer_parameters(layer, 10)) {
       if (parameter.shape.size() != 2) continue;
       weights += parameter.shape[0] * parameter.shape[1];
-      if (parameter.name.find("mlp.") != std::string::npos || parameter.name == "mixer.in_proj.weight")
+      if (parameter.name.find("mlp.") != std::string::npos || parameter.name == "mixer.in_proj.weight" ||
+          parameter.name == "self_attn.qkv_proj.weight")
         widest = std::max(widest, parameter.shape[0] * parameter.shape[1]);
     }
     EXPECT_EQ(layer_cost(layer, 10).weights, weights);

@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 
 import transformers_reference as reference
 from conftest import seed_of
-from small_models import MODELS, WINDOWS_AND_ROPES, random_rows, write_rows
+from small_models import MODELS, MORE_FAMILIES, WINDOWS_AND_ROPES, random_rows, write_rows
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 
@@ -99,11 +99,38 @@ def test_windows_and_ropes(espalier, tmp_path, kind):
     check_one_step(espalier, model_folder, tmp_path, "float64", "sft", "partition")
 
 
-def test_the_comparison_notices_another_window(espalier, tmp_path):
-    """Negative control: a window that is one too large."""
-    model_folder = init_model(espalier, tmp_path, WINDOWS_AND_ROPES["mistral"])
-    config = json.loads((model_folder / "config.json").read_text())
-    config["sliding_window"] += 1
+@pytest.mark.parametrize("kind", MORE_FAMILIES)
+def test_more_families(espalier, tmp_path, kind):
+    """Nor of the parts of layers."""
+    model_folder = init_model(espalier, tmp_path, MORE_FAMILIES[kind])
+    check_logprobs(espalier, model_folder, tmp_path, "float64")
+    check_logprobs(espalier, model_folder, tmp_path, "float32")
+    check_one_step(espalier, model_folder, tmp_path, "float64", "grpo", "partition")
+    data = write_rows(tmp_path / "rows.jsonl", random_rows(2, "sft"))
+    report = json.loads(espalier("verify", "--model", model_folder, "--data", data, "--token-budget", 24, "--json").stdout)
+    assert report["passed"]
+    check_checkpoint(espalier, model_folder, tmp_path / "saved")
+
+
+CHANGES = {
+    "mistral": {"sliding_window": 5},
+    "smollm3": {"no_rope_layer_interval": 3},
+    "granite": {"residual_multiplier": 0.6},
+    "mixtral": {"num_experts_per_tok": 3},
+    "ministral": {"layer_types": ["sliding_attention", "full_attention"]},
+    "exaone4": {"layer_types": ["sliding_attention"] * 3},
+    "exaone4-full": {"sliding_window": 128},  # as long as any row, but then there are no positions
+    "phi3-window": {"partial_rotary_factor": 0.5},
+    "gemma3_text": {"query_pre_attn_scalar": 8},
+    "gemma3_text-biases": {"layer_types": ["sliding_attention", "full_attention"]},
+}
+
+
+@pytest.mark.parametrize("kind", CHANGES)
+def test_the_comparison_notices_other_options(espalier, tmp_path, kind):
+    """Negative controls, among them a window that is one too large."""
+    model_folder = init_model(espalier, tmp_path, (WINDOWS_AND_ROPES | MORE_FAMILIES)[kind])
+    config = json.loads((model_folder / "config.json").read_text()) | CHANGES[kind]
     rows = random_rows(1, "sft")
     check_logprobs(espalier, model_folder, tmp_path, "float64")
     espalier("logprobs", "--model", model_folder, "--data", write_rows(tmp_path / "rows.jsonl", rows),
@@ -159,6 +186,11 @@ def test_the_comparison_notices_a_lost_row(espalier, tmp_path, model_folder):
 
 
 def test_transformers_loads_the_checkpoint(espalier, model_folder, tmp_path):
+    check_checkpoint(espalier, model_folder, tmp_path)
+
+
+def check_checkpoint(espalier, model_folder, tmp_path):
+    tmp_path.mkdir(exist_ok=True)
     data = write_rows(tmp_path / "rows.jsonl", random_rows(3, "sft"))
     espalier("train", "--model", model_folder, "--data", data, "--out", tmp_path / "run", "--steps", 2)
     saved = tmp_path / "run/checkpoints/step_2"

@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 
 import transformers_reference as reference
 from conftest import seed_of
-from small_models import MODELS, WINDOWS_AND_ROPES, random_rows, write_rows
+from small_models import MODELS, MORE_FAMILIES, WINDOWS_AND_ROPES, random_rows, write_rows
 from test_against_transformers import init_model
 
 RANK, ALPHA = 3, 5
@@ -28,8 +28,12 @@ TARGETS = {
     "qwen3_next": ["in_proj_qkvz", "out_proj", "shared_expert_gate"],
     "granitemoehybrid": ["in_proj", "v_proj", "shared_mlp.input_linear"],
     "gpt_oss": ["q_proj", "o_proj"],
+    "phi3-window": "all-linear",
+    "gemma3_text": ["v_proj", "gate_proj", "down_proj"],
+    "mixtral": ["q_proj", "v_proj"],
+    "ernie4_5-biases": ["k_proj", "up_proj"],
 }
-CONFIGS = MODELS | WINDOWS_AND_ROPES
+CONFIGS = MODELS | WINDOWS_AND_ROPES | MORE_FAMILIES
 # Recurrent layers divide by the size of their output, which makes much of rounding where that is small.
 RECURRENT = ("qwen3_5", "qwen3_next", "mamba2", "granitemoehybrid")
 TRAINED = ("--dtype", "float64", "--max-grad-norm", 0, "--token-budget", 24, "--strategy", "partition")

@@ -13,7 +13,7 @@ import espalier as package
 import transformers_reference as reference
 from conftest import seed_of
 from engines import EXACT, engine_of, transformers_gradients, worst_error
-from small_models import COMMON, MODELS, random_rows, write_rows
+from small_models import COMMON, MODELS, MORE_FAMILIES, random_rows, write_rows
 
 PAD = 7
 EMBEDDING = "model.embed_tokens.weight"
@@ -72,10 +72,10 @@ def test_gradients_are_those_of_transformers(espalier, tmp_path, tied, frozen):
     assert worst_error(gradients, others) <= EXACT
 
 
-@pytest.mark.parametrize("kind", [kind for kind in MODELS if kind != "qwen3_5-composite"])
+@pytest.mark.parametrize("kind", [kind for kind in MODELS | MORE_FAMILIES if kind != "qwen3_5-composite"])
 def test_every_family_is_as_in_transformers(espalier, tmp_path, kind):
     """Also those that have no padding_idx."""
-    config = MODELS[kind]
+    config = (MODELS | MORE_FAMILIES)[kind]
     model, rows = init_model(espalier, tmp_path, config["tie_word_embeddings"], config), rows_with_pad()
     loss, gradients = engine_gradients(model, rows, freeze_pad_embedding=True)
     expected_loss, expected = transformers_gradients(model, lambda theirs: reference.sft_loss(theirs, rows))

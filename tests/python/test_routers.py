@@ -10,14 +10,14 @@ from transformers.models.qwen3_moe.modeling_qwen3_moe import load_balancing_loss
 
 import transformers_reference as reference
 from conftest import seed_of
-from small_models import MODELS, write_rows
+from small_models import MODELS, MORE_FAMILIES, write_rows
 
-KINDS = ["qwen3_moe", "granitemoehybrid", "gpt_oss"]
+KINDS = ["qwen3_moe", "granitemoehybrid", "gpt_oss", "mixtral"]
 
 
 @pytest.fixture(scope="module", params=KINDS)
 def config(request):
-    return MODELS[request.param]
+    return (MODELS | MORE_FAMILIES)[request.param]
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,7 @@ import torch
 
 import transformers_reference as reference
 from conftest import REPOSITORY, seed_of
-from small_models import MODELS, WINDOWS_AND_ROPES, random_rows, write_rows
+from small_models import MODELS, MORE_FAMILIES, WINDOWS_AND_ROPES, random_rows, write_rows
 from test_against_transformers import init_model
 
 VOCABULARY = MODELS["llama"]["vocab_size"]
@@ -63,9 +63,12 @@ def check_greedy(espalier, model_folder, tmp_path):
     return ours
 
 
-@pytest.mark.parametrize("kind", [*MODELS, *WINDOWS_AND_ROPES])
+CONFIGS = MODELS | WINDOWS_AND_ROPES | MORE_FAMILIES
+
+
+@pytest.mark.parametrize("kind", CONFIGS)
 def test_greedy_completions_are_those_of_transformers(espalier, tmp_path, kind):
-    check_greedy(espalier, init_model(espalier, tmp_path, (MODELS | WINDOWS_AND_ROPES)[kind]), tmp_path)
+    check_greedy(espalier, init_model(espalier, tmp_path, CONFIGS[kind]), tmp_path)
 
 
 def test_the_comparison_notices_another_model(espalier, tmp_path):

@@ -4,7 +4,7 @@
 Transformers computes RMSNorm in float32 whatever the model's dtype. For float64 comparisons that is replaced by the
 same formula in float64, so that both sides may agree to rounding; likewise routers of experts, the gates of Gated
 DeltaNet, and its rule, token by token; of Mamba-2 gates, scan, hidden states between layers and logits, in
-granitemoehybrid routers as well. (Its eager attention computes softmax in float32 too, hence sdpa; grouped products of
+granitemoehybrid routers as well; of ernie4_5 rotations. (Its eager attention computes softmax in float32 too, hence sdpa; grouped products of
 experts are not there in float64, hence eager experts. gpt_oss has eager attention alone, for its sinks; that one
 computes softmax in the model's dtype, as do its router and its experts.)
 """
@@ -14,22 +14,35 @@ from contextlib import contextmanager
 
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
+from transformers.models.ernie4_5 import modeling_ernie4_5 as ernie4_5
+from transformers.models.exaone4.modeling_exaone4 import Exaone4RMSNorm
+from transformers.models.gemma.modeling_gemma import GemmaRMSNorm
+from transformers.models.gemma3.modeling_gemma3 import Gemma3RMSNorm
 from transformers.models.glm4_moe.modeling_glm4_moe import Glm4MoeRMSNorm, Glm4MoeTopkRouter
 from transformers.models.gpt_oss.modeling_gpt_oss import GptOssRMSNorm
+from transformers.models.granite.modeling_granite import GraniteRMSNorm
 from transformers.models.granitemoehybrid import modeling_granitemoehybrid as granitemoehybrid
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 from transformers.models.mamba2 import modeling_mamba2 as mamba2
+from transformers.models.ministral.modeling_ministral import MinistralRMSNorm
 from transformers.models.mistral.modeling_mistral import MistralRMSNorm
+from transformers.models.mixtral.modeling_mixtral import MixtralRMSNorm, MixtralTopKRouter
+from transformers.models.olmo2.modeling_olmo2 import Olmo2RMSNorm
 from transformers.models.olmo3.modeling_olmo3 import Olmo3RMSNorm
+from transformers.models.phi3.modeling_phi3 import Phi3RMSNorm
 from transformers.models.qwen2.modeling_qwen2 import Qwen2RMSNorm
 from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm
 from transformers.models.qwen3_5 import modeling_qwen3_5 as qwen3_5
 from transformers.models.qwen3_5_moe import modeling_qwen3_5_moe as qwen3_5_moe
 from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeRMSNorm, Qwen3MoeTopKRouter
 from transformers.models.qwen3_next import modeling_qwen3_next as qwen3_next
+from transformers.models.seed_oss.modeling_seed_oss import SeedOssRMSNorm
+from transformers.models.smollm3.modeling_smollm3 import SmolLM3RMSNorm
 
 NORMS = (LlamaRMSNorm, MistralRMSNorm, Olmo3RMSNorm, Qwen2RMSNorm, Qwen3RMSNorm, Qwen3MoeRMSNorm, Glm4MoeRMSNorm,
-         mamba2.Mamba2RMSNorm, granitemoehybrid.GraniteMoeHybridRMSNorm, GptOssRMSNorm)  # fmt: skip
+         mamba2.Mamba2RMSNorm, granitemoehybrid.GraniteMoeHybridRMSNorm, GptOssRMSNorm, Olmo2RMSNorm, SmolLM3RMSNorm,
+         SeedOssRMSNorm, ernie4_5.Ernie4_5RMSNorm, GraniteRMSNorm, MixtralRMSNorm, MinistralRMSNorm, Exaone4RMSNorm,
+         Phi3RMSNorm)  # fmt: skip
 
 
 def float64_norm(self, hidden_states):
@@ -123,6 +136,10 @@ FLOAT64 = [(norm, "forward", float64_norm) for norm in NORMS] + [
     (Glm4MoeTopkRouter, "forward", float64_sigmoid_router),
     (qwen3_5_moe.Qwen3_5MoeTopKRouter, "forward", float64_softmax_router),
     (qwen3_next.Qwen3NextTopKRouter, "forward", float64_softmax_router),
+    (MixtralTopKRouter, "forward", float64_softmax_router),
+    (Gemma3RMSNorm, "forward", float64_zero_centred_norm),
+    (GemmaRMSNorm, "forward", float64_zero_centred_norm),
+    (ernie4_5, "apply_rotary_pos_emb", without_float(ernie4_5.apply_rotary_pos_emb)),
     (mamba2.MambaRMSNormGated, "forward", float64_norm_of_groups),
     (mamba2.Mamba2Block, "forward", float64_residual),
     (granitemoehybrid.GraniteMoeHybridRMSNormGated, "forward", float64_norm_of_groups),
@@ -193,21 +210,23 @@ def grpo_loss(model, rows, clip_low=0.2, clip_high=0.2):
     return loss / total
 
 
-def by_checkpoint_name(name, gradient, stacked):
-    """The gradient of a parameter in memory, by its names in the checkpoint: experts are one tensor each there, unless
-    they are `stacked` there as well."""
+def by_checkpoint_name(name, gradient, model_type):
+    """The gradient of a parameter in memory, by its names in the checkpoint: experts are one tensor each there, except in
+    gpt_oss."""
     if ".block_sparse_moe." in name:  # files keep the older names
         for new, old in ((".experts.gate_up_proj", ".input_linear.weight"), (".router.", ".router.layer."),
                          (".experts.down_proj", ".output_linear.weight")):  # fmt: skip
             name = name.replace(new, old)
         return {name: gradient}
     stem, _, kind = name.rpartition(".")
-    if stacked or not stem.endswith(".experts"):
-        return {name: gradient}
-    kinds = ("gate_proj", "up_proj") if kind == "gate_up_proj" else (kind,)
+    parts = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)}
+    if model_type == "mixtral":  # likewise
+        stem, parts = stem.replace(".mlp.", ".block_sparse_moe."), {"gate_up_proj": ("w1", "w3"), "down_proj": ("w2",)}
+    if model_type == "gpt_oss" or not stem.endswith(".experts"):
+        return {f"{stem}.{kind}": gradient}
     return {f"{stem}.{expert}.{part}.weight": values
             for expert, of_expert in enumerate(gradient)
-            for part, values in zip(kinds, of_expert.chunk(len(kinds)))}  # fmt: skip
+            for part, values in zip(parts[kind], of_expert.chunk(len(parts[kind])))}  # fmt: skip
 
 
 def gradients(model, loss):
@@ -215,7 +234,7 @@ def gradients(model, loss):
     names = [name for name, _ in model.named_parameters()]
     result = {}
     for name, gradient in zip(names, torch.autograd.grad(loss, list(model.parameters()))):
-        result.update(by_checkpoint_name(name, gradient, model.config.model_type == "gpt_oss"))
+        result.update(by_checkpoint_name(name, gradient, model.config.model_type))
     return result
 
 

@@ -140,7 +140,7 @@ void read_head_sizes(const ConfigReader& config, const ModelFamily& family, int6
 
   if (config.find("head_dim") != nullptr) {
     result->head_dim = config.positive_integer("head_dim", kMostHeadDim);
-  } else if (family.head_dim > 0) {
+  } else if (family.head_dim > 0 && !(family.null_head_dim && config.has("head_dim"))) {
     result->head_dim = family.head_dim;
   } else {
     if (hidden_size % result->num_attention_heads != 0) {
@@ -154,8 +154,9 @@ void read_head_sizes(const ConfigReader& config, const ModelFamily& family, int6
   }
 }
 
-void refuse_unsupported_values(const ConfigReader& config) {
+void refuse_unsupported_values(const ConfigReader& config, std::span<const std::string_view> others = {}) {
   for (const FixedKey& fixed : fixed_keys()) {
+    if (std::ranges::find(others, fixed.key) != others.end()) continue;
     const std::string key(fixed.key);
     const Json* value = config.find(key);
     if (value == nullptr) continue;
@@ -202,7 +203,10 @@ CommonParts read_common(const ConfigReader& config, const ModelFamily& family, D
 int64_t read_pad_token(const ConfigReader& config, const ModelFamily& family, int64_t vocab_size) {
   if (!family.padding_row) return -1;
   const Json* value = config.find("pad_token_id");
-  if (value == nullptr) return config.has("pad_token_id") ? -1 : family.pad_token_id;
+  if (value == nullptr) {
+    const bool is_token = !config.has("pad_token_id") && family.pad_token_id < vocab_size;
+    return is_token ? family.pad_token_id : -1;
+  }
   if (!value->is_number_integer() || *value < -vocab_size || *value >= vocab_size) return -1;
   const auto id = value->get<int64_t>();
   return id < 0 ? id + vocab_size : id;
@@ -220,12 +224,12 @@ DecoderConfig parse_decoder(const ConfigReader& config, const ModelFamily& famil
   result.initializer_range =
       range_is_given ? config.positive_number("initializer_range") : family.initializer_range;
   const CommonParts common = family.attention ? read_common(config, family, &result) : CommonParts();
-  result.tie_word_embeddings = config.boolean("tie_word_embeddings", false);
+  result.tie_word_embeddings = config.boolean("tie_word_embeddings", family.tie_word_embeddings);
   result.pad_token_id = read_pad_token(config, family, result.vocab_size);
   family.read(config, common, &result);
   if (result.sliding_rope) result.rope_tables = 2;
   result.dtype = config.text(config.find("dtype") != nullptr ? "dtype" : "torch_dtype");
-  refuse_unsupported_values(config);
+  refuse_unsupported_values(config, family.keys);
   refuse_unknown_keys(config, family);
   return result;
 }

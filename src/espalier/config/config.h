@@ -56,10 +56,11 @@ struct DecoderConfig : ModelSpec {
   std::optional<Rope> sliding_rope;   // of layers with a sliding window, if different
   int64_t num_prediction_layers = 0;  // stored after the decoder's layers (GLM: num_nextn_predict_layers)
   std::optional<SsmInit> ssm_init;
-  bool residual_in_fp32 = false;    // hidden states between layers are at least float32
-  double embedding_multiplier = 1;  // scales the output of the embedding
-  double residual_multiplier = 1;   // scales the outputs of mixers and MLPs before they are added
-  double logits_scaling = 1;        // divides logits
+  bool residual_in_fp32 = false;            // hidden states between layers are at least float32
+  double embedding_multiplier = 1;          // scales the output of the embedding
+  bool round_embedding_multiplier = false;  // to the dtype of the weights
+  double residual_multiplier = 1;           // scales the outputs of mixers and MLPs before they are added
+  double logits_scaling = 1;                // divides logits
   /// The token whose embedding row gets no gradient in Transformers (padding_idx of torch.nn.Embedding),
   /// except from the LM head if it is tied; -1: none.
   int64_t pad_token_id = -1;

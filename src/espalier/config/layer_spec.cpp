@@ -19,10 +19,14 @@ void append_parameters(const AttentionSpec& attention, int64_t hidden, Shapes* s
   const int64_t query = attention.num_attention_heads * attention.head_dim;
   const int64_t key = attention.num_key_value_heads * attention.head_dim;
   if (attention.sinks) shapes->push_back({"self_attn.sinks", {attention.num_attention_heads}});
-  append_projection("self_attn.q_proj", attention.output_gate ? 2 * query : query, hidden, attention.bias,
-                    shapes);
-  append_projection("self_attn.k_proj", key, hidden, attention.bias, shapes);
-  append_projection("self_attn.v_proj", key, hidden, attention.bias, shapes);
+  if (attention.fused) {
+    append_projection("self_attn.qkv_proj", query + 2 * key, hidden, attention.bias, shapes);
+  } else {
+    append_projection("self_attn.q_proj", attention.output_gate ? 2 * query : query, hidden, attention.bias,
+                      shapes);
+    append_projection("self_attn.k_proj", key, hidden, attention.bias, shapes);
+    append_projection("self_attn.v_proj", key, hidden, attention.bias, shapes);
+  }
   append_projection("self_attn.o_proj", hidden, query, attention.output_bias, shapes);
   if (attention.query_key_norm) {
     const bool all = attention.query_key_norm_over_heads;
@@ -61,14 +65,11 @@ void append_parameters(const SsmSpec& ssm, int64_t hidden, Shapes* shapes) {
 }
 
 void append_parameters(const DenseMlpSpec& mlp, int64_t hidden, Shapes* shapes) {
-  if (mlp.fused) {
-    append_projection(mlp.name + ".input_linear", 2 * mlp.intermediate_size, hidden, mlp.bias, shapes);
-    append_projection(mlp.name + ".output_linear", hidden, mlp.intermediate_size, mlp.bias, shapes);
-    return;
-  }
-  append_projection(mlp.name + ".gate_proj", mlp.intermediate_size, hidden, mlp.bias, shapes);
-  append_projection(mlp.name + ".up_proj", mlp.intermediate_size, hidden, mlp.bias, shapes);
-  append_projection(mlp.name + ".down_proj", hidden, mlp.intermediate_size, mlp.bias, shapes);
+  const std::string module = mlp.name + ".";
+  const int64_t width = mlp.intermediate_size;
+  append_projection(module + mlp.names.gate, mlp.names.fused() ? 2 * width : width, hidden, mlp.bias, shapes);
+  if (!mlp.names.fused()) append_projection(module + mlp.names.up, width, hidden, mlp.bias, shapes);
+  append_projection(module + mlp.names.down, hidden, width, mlp.bias, shapes);
 }
 
 void append_stacked_experts(const MoeSpec& moe, int64_t hidden, Shapes* shapes) {
@@ -82,7 +83,7 @@ void append_stacked_experts(const MoeSpec& moe, int64_t hidden, Shapes* shapes) 
 void append_parameters(const MoeSpec& moe, int64_t hidden, Shapes* shapes) {
   append_projection(moe.router_name, moe.num_experts, hidden, moe.clamped_swiglu.has_value(), shapes);
   const auto append_mlp = [&](const std::string& name, int64_t width) {
-    append_parameters(DenseMlpSpec{.intermediate_size = width, .fused = moe.fused, .name = name}, hidden,
+    append_parameters(DenseMlpSpec{.intermediate_size = width, .names = moe.names, .name = name}, hidden,
                       shapes);
   };
   if (moe.clamped_swiglu) {
@@ -111,6 +112,8 @@ nlohmann::ordered_json to_json(const AttentionSpec& attention) {
   if (attention.sliding_window > 0) json["sliding_window"] = attention.sliding_window;
   if (attention.sinks) json["sinks"] = true;
   if (!attention.rotary) json["rotary"] = false;
+  if (attention.rotary_interleaved) json["rotary_interleaved"] = true;
+  if (attention.fused) json["fused"] = true;
   if (attention.attention_multiplier > 0) json["attention_multiplier"] = attention.attention_multiplier;
   if (attention.rotary_dim > 0) json["rotary_dim"] = attention.rotary_dim;
   if (attention.output_gate) json["attn_output_gate"] = true;
@@ -146,7 +149,8 @@ nlohmann::ordered_json to_json(const SsmSpec& ssm) {
 nlohmann::ordered_json to_json(const DenseMlpSpec& mlp) {
   nlohmann::ordered_json json = {
       {"type", "dense"}, {"intermediate_size", mlp.intermediate_size}, {"mlp_bias", mlp.bias}};
-  if (mlp.fused) json["fused"] = true;
+  if (mlp.names.fused()) json["fused"] = true;
+  if (mlp.activation == Activation::kGeluTanh) json["hidden_act"] = "gelu_pytorch_tanh";
   return json;
 }
 
@@ -168,7 +172,7 @@ nlohmann::ordered_json to_json(const MoeSpec& moe) {
                                  {"topk_group", moe.topk_group},
                                  {"shared_intermediate_size", moe.shared_intermediate_size}};
   if (moe.shared_expert_gate) json["shared_expert_gate"] = true;
-  if (moe.fused) json["fused"] = true;
+  if (moe.names.fused()) json["fused"] = true;
   if (moe.clamped_swiglu) {
     json["swiglu_alpha"] = moe.clamped_swiglu->swiglu_alpha;
     json["swiglu_limit"] = moe.clamped_swiglu->swiglu_limit;
@@ -198,6 +202,14 @@ const AttentionSpec* ModelSpec::attention() const {
   return first_of<AttentionSpec>(layers, &LayerSpec::mixer);
 }
 
+const AttentionSpec* ModelSpec::rotary_attention() const {
+  for (const LayerSpec& layer : layers) {
+    const auto* attention = std::get_if<AttentionSpec>(&layer.mixer);
+    if (attention != nullptr && attention->rotary) return attention;
+  }
+  return nullptr;
+}
+
 const SsmSpec* ModelSpec::ssm() const {
   return first_of<SsmSpec>(layers, &LayerSpec::mixer);
 }
@@ -224,8 +236,22 @@ nlohmann::ordered_json to_json(const LayerSpec& layer) {
   nlohmann::ordered_json json = {{"mixer", std::visit(part, layer.mixer)},
                                  {"mlp", std::visit(part, layer.mlp)}};
   if (layer.norm_outputs) json["norm_outputs"] = true;
+  if (layer.norm_outputs && layer.norm_inputs) json["norm_inputs"] = true;
   if (layer.zero_centered_norm) json["zero_centered_norm"] = true;
   return json;
+}
+
+NormNames norm_names(const LayerSpec& layer) {
+  NormNames names;
+  if (layer.norm_inputs) names.mixer_input = layer.input_norm_name;
+  if (!layer.has_mlp()) return names;
+  if (layer.norm_outputs) {
+    names.mixer_output = "post_attention_layernorm";
+    names.mlp_output = "post_feedforward_layernorm";
+  }
+  if (layer.norm_inputs)
+    names.mlp_input = layer.norm_outputs ? "pre_feedforward_layernorm" : "post_attention_layernorm";
+  return names;
 }
 
 std::vector<ParameterShape> layer_parameters(const LayerSpec& layer, int64_t hidden_size) {
@@ -233,9 +259,10 @@ std::vector<ParameterShape> layer_parameters(const LayerSpec& layer, int64_t hid
   const auto append = [&](const auto& part) { append_parameters(part, hidden_size, &shapes); };
   std::visit(append, layer.mixer);
   std::visit(append, layer.mlp);
-  if (!layer.norm_outputs) shapes.push_back({layer.input_norm_name + ".weight", {hidden_size}});
-  if (layer.has_mlp()) shapes.push_back({"post_attention_layernorm.weight", {hidden_size}});
-  if (layer.norm_outputs) shapes.push_back({"post_feedforward_layernorm.weight", {hidden_size}});
+  const NormNames norms = norm_names(layer);
+  for (const std::string& name : {norms.mixer_input, norms.mixer_output, norms.mlp_input, norms.mlp_output}) {
+    if (!name.empty()) shapes.push_back({name + ".weight", {hidden_size}});
+  }
   return shapes;
 }
 

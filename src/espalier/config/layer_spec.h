@@ -13,6 +13,7 @@
 #include <nlohmann/json.hpp>
 
 #include "espalier/config/gated_delta_spec.h"
+#include "espalier/config/mlp_names.h"
 #include "espalier/config/moe_spec.h"
 #include "espalier/config/ssm_spec.h"
 
@@ -24,12 +25,14 @@ struct AttentionSpec {
   int64_t num_key_value_heads = 0;
   int64_t head_dim = 0;
   bool bias = false;                       // of q, k and v
+  bool fused = false;                      // q, k and v are one matrix, qkv_proj
   bool output_bias = false;                // of o
   bool query_key_norm = false;             // RMSNorm of q and k, per head
   bool query_key_norm_over_heads = false;  // over all heads at once instead
   int64_t sliding_window = 0;              // visible tokens per query, itself included; 0: all before it
   bool sinks = false;                      // a learned logit per head in the softmax's denominator
   bool rotary = true;                      // queries and keys are rotated by their positions
+  bool rotary_interleaved = false;         // neighbours are rotated together, not halves of a head
   int64_t rotary_dim = 0;                  // leading elements of a head that are rotated; 0: all
   double attention_multiplier = 0;         // scale of the scores; 0: 1 / sqrt(head_dim)
   bool output_gate = false;                // q_proj returns each head's queries, then the gates of its output
@@ -37,11 +40,15 @@ struct AttentionSpec {
   bool operator==(const AttentionSpec&) const = default;
 };
 
-/// silu(gate(x)) * up(x), then down.
+/// Of an MLP's gate: silu, or gelu approximated by tanh (gelu_pytorch_tanh).
+enum class Activation { kSilu, kGeluTanh };
+
+/// activation(gate(x)) * up(x), then down.
 struct DenseMlpSpec {
   int64_t intermediate_size = 0;
   bool bias = false;
-  bool fused = false;        // gate and up are one matrix, input_linear; down is output_linear
+  Activation activation = Activation::kSilu;
+  MlpNames names = {};
   std::string name = "mlp";  // of the module in a checkpoint
 
   bool operator==(const DenseMlpSpec&) const = default;
@@ -60,7 +67,8 @@ using MlpSpec = std::variant<DenseMlpSpec, MoeSpec, NoMlp>;
 struct LayerSpec {
   MixerSpec mixer;
   MlpSpec mlp;
-  bool norm_outputs = false;        // x + norm(mixer(x)), then x + norm(mlp(x)) instead
+  bool norm_inputs = true;          // of mixer and MLP; false: x + mixer(x) and x + mlp(x)
+  bool norm_outputs = false;        // x + norm(mixer(...)) and x + norm(mlp(...)), in layers with an MLP
   bool zero_centered_norm = false;  // norms of hidden states, q and k multiply by 1 + weight
 
   std::string input_norm_name = "input_layernorm";  // of the norm before the mixer in a checkpoint
@@ -69,6 +77,12 @@ struct LayerSpec {
 
   bool operator==(const LayerSpec&) const = default;
 };
+
+/// Names of a layer's norms of hidden states in a checkpoint, in its order; "": none.
+struct NormNames {
+  std::string mixer_input, mixer_output, mlp_input, mlp_output;
+};
+NormNames norm_names(const LayerSpec& layer);
 
 /// Everything that determines a decoder's parameters and cost.
 struct ModelSpec {
@@ -84,6 +98,7 @@ struct ModelSpec {
   int64_t num_hidden_layers() const { return static_cast<int64_t>(layers.size()); }
   /// The spec of the first layer that has such a mixer or MLP; nullptr if there is none.
   const AttentionSpec* attention() const;
+  const AttentionSpec* rotary_attention() const;  // with rotary positions
   const SsmSpec* ssm() const;
   const DenseMlpSpec* dense_mlp() const;
   const MoeSpec* moe() const;

@@ -24,7 +24,7 @@ std::string last_part(const std::string& name) {
 bool takes_for_experts(const ModelSpec& spec, const std::string& map) {
   const bool has_experts = std::ranges::any_of(spec.layers, [](const LayerSpec& layer) {
     const auto* moe = std::get_if<MoeSpec>(&layer.mlp);
-    return moe != nullptr && !moe->fused;
+    return moe != nullptr && !moe->names.fused();
   });
   const std::string name = last_part(map);
   return has_experts && (name == "gate_proj" || name == "up_proj" || name == "down_proj");

@@ -6,6 +6,8 @@
 #include <optional>
 #include <string>
 
+#include "espalier/config/mlp_names.h"
+
 namespace espalier {
 
 /// How a router computes scores from its logits. It chooses and weights experts by the scores; with
@@ -44,9 +46,9 @@ struct MoeSpec {
   // router has a bias.
   std::optional<ClampedSwiglu> clamped_swiglu = {};
 
-  // Gate and up of an expert, and of the shared MLP, are one matrix, input_linear; down is output_linear.
-  // Files have one tensor of all experts for each of the two (granitemoehybrid).
-  bool fused = false;
+  // Of an expert and of the shared MLP. If they are fused, files have one tensor of all experts for each of
+  // the two (granitemoehybrid).
+  MlpNames names = {};
 
   // Names of modules in a checkpoint.
   std::string router_name = "mlp.gate", experts_name = "mlp.experts", shared_name = "mlp.shared_experts";

@@ -94,12 +94,12 @@ std::string rope_object_name(const ConfigReader& config) {
 }  // namespace
 
 void read_rope(const ConfigReader& config, DecoderConfig* result) {
-  read_rope_or(config, nlohmann::json::object(), 10000, result);
+  read_rope_or(config, nlohmann::json::object(), result);
 }
 
-void read_rope_or(const ConfigReader& config, const nlohmann::json& rope_parameters, double rope_theta,
-                  DecoderConfig* result) {
-  const double theta = config.positive_number("rope_theta", rope_theta);
+void read_rope_or(const ConfigReader& config, const nlohmann::json& rope_parameters, DecoderConfig* result) {
+  const ModelFamily& family = *find_family(result->model_type);
+  const double theta = config.positive_number("rope_theta", family.rope_theta);
   result->rope = {.rope_theta = theta};
   const std::string name = rope_object_name(config);
   // Transformers reads an empty rope_parameters as a rope without scaling, whatever the default.
@@ -107,7 +107,7 @@ void read_rope_or(const ConfigReader& config, const nlohmann::json& rope_paramet
   const nlohmann::json& given = name.empty() ? rope_parameters : *config.find(name);
   const ConfigReader rope(given, config.file(), (name.empty() ? "rope_parameters" : name) + ".");
   // Text has the same position in all three sections, so they have no effect.
-  const bool has_sections = *find_family(result->model_type)->composite_type != '\0';
+  const bool has_sections = *family.composite_type != '\0';
   const Keys sections = has_sections ? Keys{"mrope_section", "mrope_interleaved"} : Keys{};
   result->rope = read_rope_object(rope, theta, result->max_position_embeddings, sections);
   if (config.find("rope_theta") != nullptr && result->rope.rope_theta != theta) {
@@ -116,32 +116,25 @@ void read_rope_or(const ConfigReader& config, const nlohmann::json& rope_paramet
   }
 }
 
-void read_rope_by_layer_type(const ConfigReader& config, DecoderConfig* result) {
-  constexpr double kTheta = 500000;
+void read_rope_by_layer_type(const ConfigReader& config, double rope_theta, double sliding_theta,
+                             DecoderConfig* result) {
   const std::string name = rope_object_name(config);
-  const auto read = [&](const ConfigReader& rope) {
+  const auto read = [&](const ConfigReader& rope, Rope* otherwise) {
     // Transformers looks for it outside of the objects and never finds it.
     if (!rope.boolean("truncate", true)) rope.refuse("truncate", "true");
     if (rope.positive_number("partial_rotary_factor", 1) != 1) rope.refuse("partial_rotary_factor", "1.0");
-    return read_rope_object(rope, kTheta, result->max_position_embeddings);
+    *otherwise = read_rope_object(rope, otherwise->rope_theta, result->max_position_embeddings);
   };
-  // A rope_theta outside of rope_parameters applies to all layers in Transformers 4, and to layers without a
-  // window in Transformers 5.
-  if (config.find("rope_theta") != nullptr && *config.find("rope_theta") != kTheta) {
-    config.refuse("rope_theta",
-                  "500000, or rope_theta in rope_parameters.full_attention and "
-                  "rope_parameters.sliding_attention");
-  }
-  result->rope = {.rope_theta = kTheta};
-  result->sliding_rope = result->rope;
+  result->rope = {.rope_theta = rope_theta};
+  result->sliding_rope = {.rope_theta = sliding_theta};
   if (name == "rope_scaling") {
-    result->rope = read({*config.find(name), config.file(), name + "."});
+    read({*config.find(name), config.file(), name + "."}, &result->rope);
   } else if (!name.empty()) {
     const ConfigReader both(*config.find(name), config.file(), name + ".");
-    both.refuse_other_keys({"full_attention", "sliding_attention"}, "olmo3");
+    both.refuse_other_keys({"full_attention", "sliding_attention"}, result->model_type);
     for (const auto& [key, rope] : {std::pair("full_attention", &result->rope),
                                     std::pair("sliding_attention", &*result->sliding_rope)}) {
-      if (both.find(key) != nullptr) *rope = read({*both.find(key), config.file(), name + "." + key + "."});
+      if (both.find(key) != nullptr) read({*both.find(key), config.file(), name + "." + key + "."}, rope);
     }
   }
 }
@@ -161,10 +154,11 @@ void read_rotary_dim(const ConfigReader& config, double partial_rotary_factor, A
     return;
   }
   // Rounded like in Transformers.
-  attention->rotary_dim = static_cast<int64_t>(static_cast<double>(attention->head_dim) * factor);
-  if (factor > 1 || attention->rotary_dim < 2 || attention->rotary_dim % 2 != 0) {
+  const auto rotary_dim = static_cast<int64_t>(static_cast<double>(attention->head_dim) * factor);
+  if (factor > 1 || rotary_dim < 2 || rotary_dim % 2 != 0) {
     reader.refuse(key, fmt::format("an even part of head_dim, {}", attention->head_dim));
   }
+  attention->rotary_dim = rotary_dim == attention->head_dim ? 0 : rotary_dim;
 }
 
 }  // namespace espalier

@@ -11,14 +11,14 @@ namespace espalier {
 /// (Transformers 4) or rope_parameters (Transformers 5). Types `default`, `linear`, `llama3` and `yarn`.
 void read_rope(const ConfigReader& config, DecoderConfig* result);
 
-/// Likewise with a family's defaults for files without rope_parameters or rope_theta.
-void read_rope_or(const ConfigReader& config, const nlohmann::json& rope_parameters, double rope_theta,
-                  DecoderConfig* result);
+/// Likewise with a family's default for files without rope_parameters.
+void read_rope_or(const ConfigReader& config, const nlohmann::json& rope_parameters, DecoderConfig* result);
 
-/// Likewise for families whose layers with a sliding window have a separate rope (olmo3): rope_parameters has
-/// an object for each of full_attention and sliding_attention, and rope_scaling applies only to
-/// full_attention. Reads rope and sliding_rope. The default of rope_theta is 500000.
-void read_rope_by_layer_type(const ConfigReader& config, DecoderConfig* result);
+/// Likewise for families whose layers with a sliding window have a separate rope: rope_parameters has an
+/// object for each of full_attention and sliding_attention, and rope_scaling applies only to full_attention.
+/// Reads rope and sliding_rope, whose defaults of rope_theta these are.
+void read_rope_by_layer_type(const ConfigReader& config, double rope_theta, double sliding_theta,
+                             DecoderConfig* result);
 
 /// Reads rotary_dim of `attention`, whose head_dim is set, from partial_rotary_factor of the file or its
 /// rope. `partial_rotary_factor` is the family's default; 0: it rotates whole heads.

@@ -12,6 +12,10 @@ constexpr int64_t kDefaultMaxWindowLayers = 28;
 
 }  // namespace
 
+bool has_window(const ConfigReader& config) {
+  return !config.has("sliding_window") || config.find("sliding_window") != nullptr;
+}
+
 std::optional<std::vector<bool>> read_layer_types(const ConfigReader& config, int64_t num_hidden_layers) {
   const nlohmann::json* types = config.find("layer_types");
   if (types == nullptr) return std::nullopt;
@@ -42,21 +46,37 @@ void set_sliding_layers(const ConfigReader& config, const std::vector<bool>& sli
 }
 
 void read_switched_window(const ConfigReader& config, DecoderConfig* result) {
-  const bool uses_window = config.boolean("use_sliding_window", false);
-  const bool has_window = !config.has("sliding_window") || config.find("sliding_window") != nullptr;
-  std::optional<std::vector<bool>> sliding = read_layer_types(config, result->num_hidden_layers());
-  if (!uses_window || !has_window) {
-    if (sliding && std::ranges::find(*sliding, true) != sliding->end()) {
-      config.refuse("layer_types", "\"full_attention\" alone without use_sliding_window and sliding_window");
-    }
-    return;
-  }
-  if (!sliding) {
+  const bool uses_window = config.boolean("use_sliding_window", false) && has_window(config);
+  std::vector<bool> otherwise(result->num_hidden_layers());
+  if (uses_window && config.find("layer_types") == nullptr) {
     const int64_t first = config.integer_from_0("max_window_layers", kMostLayers, kDefaultMaxWindowLayers);
-    sliding.emplace(result->num_hidden_layers());
-    for (int64_t i = first; i < result->num_hidden_layers(); ++i) (*sliding)[i] = true;
+    for (int64_t i = first; i < result->num_hidden_layers(); ++i) otherwise[i] = true;
   }
-  set_sliding_layers(config, *sliding, result);
+  read_window(config, uses_window, otherwise, result);
+}
+
+void read_window(const ConfigReader& config, bool uses_window, const std::vector<bool>& otherwise,
+                 DecoderConfig* result) {
+  const std::optional<std::vector<bool>> given = read_layer_types(config, result->num_hidden_layers());
+  if (uses_window) {
+    set_sliding_layers(config, given.value_or(otherwise), result);
+  } else if (given && std::ranges::find(*given, true) != given->end()) {
+    config.refuse("layer_types", "\"full_attention\" alone without use_sliding_window and sliding_window");
+  }
+}
+
+void read_common_window(const ConfigReader& config, int64_t default_window, DecoderConfig* result) {
+  if (config.find("use_sliding_window") != nullptr) {
+    config.refuse("use_sliding_window",
+                  fmt::format("no such key: sliding_window alone decides in {}", result->model_type));
+  }
+  const bool all = default_window > 0 ? has_window(config) : config.find("sliding_window") != nullptr;
+  const std::vector<bool> sliding(result->num_hidden_layers(), all);
+  if (read_layer_types(config, result->num_hidden_layers()).value_or(sliding) != sliding) {
+    config.refuse("layer_types", all ? "\"sliding_attention\" for every layer, as sliding_window is given"
+                                     : "\"full_attention\" for every layer, as sliding_window is null");
+  }
+  set_sliding_layers(config, sliding, result, default_window);
 }
 
 void refuse_sliding_windows(const ConfigReader& config, int64_t num_hidden_layers) {

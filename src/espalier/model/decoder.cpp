@@ -88,18 +88,20 @@ Decoder::Layer Decoder::make_layer(const LayerSpec& spec, const NamedParameters&
   struct MakeMlp {
     const NamedParameters &parameters, &buffers;
     const RouterPlace& place;
-    Mlp operator()(const DenseMlpSpec& mlp) const { return DenseMlp(parameters, mlp.name, mlp.fused); }
+    Mlp operator()(const DenseMlpSpec& mlp) const { return DenseMlp(parameters, mlp); }
     Mlp operator()(const NoMlp& none) const { return none; }
     Mlp operator()(const MoeSpec& moe) const { return MoeMlp(moe, parameters, buffers, place); }
   };
   Layer layer{std::visit(MakeMixer{spec, parameters, config_}, spec.mixer),
               std::visit(MakeMlp{parameters, buffers, place}, spec.mlp)};
-  if (spec.has_mlp()) layer.post_attention_layernorm = parameters.at("post_attention_layernorm.weight");
-  if (spec.norm_outputs) {
-    layer.post_feedforward_layernorm = parameters.at("post_feedforward_layernorm.weight");
-  } else {
-    layer.input_layernorm = parameters.at(spec.input_norm_name + ".weight");
-  }
+  const NormNames names = norm_names(spec);
+  const auto weight_of = [&](const std::string& name) {
+    return name.empty() ? at::Tensor() : parameters.at(name + ".weight");
+  };
+  layer.mixer_input_norm = weight_of(names.mixer_input);
+  layer.mixer_output_norm = weight_of(names.mixer_output);
+  layer.mlp_input_norm = weight_of(names.mlp_input);
+  layer.mlp_output_norm = weight_of(names.mlp_output);
   return layer;
 }
 
@@ -126,7 +128,7 @@ Decoder::Decoder(DecoderConfig config, std::vector<Parameter> parameters, std::v
   }
   norm_ = all.at(config_.parameter_prefix + config_.final_norm_name + ".weight");
   lm_head_ = config_.tie_word_embeddings ? embed_tokens_ : all.at("lm_head.weight");
-  if (const AttentionSpec* attention = config_.attention(); attention != nullptr && attention->rotary) {
+  if (const AttentionSpec* attention = config_.rotary_attention(); attention != nullptr) {
     const int64_t rotary_dim = attention->rotary_dim > 0 ? attention->rotary_dim : attention->head_dim;
     ropes_.emplace_back(config_.rope, rotary_dim);
     if (config_.sliding_rope) ropes_.emplace_back(*config_.sliding_rope, rotary_dim);
@@ -162,18 +164,17 @@ at::Tensor Decoder::embed(const at::Tensor& input_ids) const {
               input_ids.scalar_type());
   const int64_t frozen_row = config_.freeze_pad_embedding ? config_.pad_token_id : -1;
   const at::Tensor hidden = accumulating::embedding(embed_tokens_, input_ids, frozen_row);
-  return config_.embedding_multiplier == 1 ? hidden : hidden * config_.embedding_multiplier;
+  if (config_.embedding_multiplier == 1) return hidden;
+  if (!config_.round_embedding_multiplier) return hidden * config_.embedding_multiplier;
+  return hidden * at::scalar_tensor(config_.embedding_multiplier, hidden.scalar_type()).item<double>();
 }
 
 LayerOutput Decoder::layer(int64_t index, const at::Tensor& hidden, const PositionTables& tables,
                            const SequenceOps& sequence, const at::Tensor& rows) const {
   RECORD_USER_SCOPE("layer " + std::to_string(index));
   const Layer& layer = layers_.at(index);
-  const auto norm = [&](const at::Tensor& x, const at::Tensor& weight) {
-    return accumulating::rms_norm(x, weight, config_.rms_norm_eps, config_.zero_centered_norm());
-  };
   const at::Tensor rounded = hidden.to(embed_tokens_.scalar_type());  // differs with residual_in_fp32
-  const at::Tensor input = layer.norms_outputs() ? hidden : norm(rounded, layer.input_layernorm);
+  const at::Tensor input = layer.mixer_input_norm.defined() ? norm(rounded, layer.mixer_input_norm) : hidden;
   auto [mixed, context] = std::visit(
       [&](const auto& mixer) { return mixer.forward(index, input, tables, sequence, rows); }, layer.mixer);
   const at::Tensor residual = rows.defined() ? hidden.index_select(0, rows) : hidden;
@@ -181,7 +182,7 @@ LayerOutput Decoder::layer(int64_t index, const at::Tensor& hidden, const Positi
   if (std::holds_alternative<NoMlp>(layer.mlp)) {
     const at::ScalarType dtype =
         config_.residual_in_fp32 ? detail::accumulator_dtype(mixed.scalar_type()) : mixed.scalar_type();
-    return {residual.to(dtype) + scaled(mixed), std::move(context)};
+    return {residual.to(dtype) + branch(mixed, layer.mixer_output_norm), std::move(context)};
   }
   struct RunMlp {
     const at::Tensor &input, &rows;
@@ -195,24 +196,27 @@ LayerOutput Decoder::layer(int64_t index, const at::Tensor& hidden, const Positi
   const auto run_mlp = [&](const at::Tensor& mlp_input) {
     return std::visit(RunMlp{mlp_input, rows, sequence}, layer.mlp);
   };
-  if (layer.norms_outputs()) {
-    const at::Tensor middle = residual + norm(mixed, layer.post_attention_layernorm);
-    return {middle + norm(run_mlp(middle), layer.post_feedforward_layernorm), std::move(context)};
+  const at::Tensor added = branch(mixed, layer.mixer_output_norm);
+  if (!layer.mlp_input_norm.defined()) {
+    const at::Tensor middle = residual + added;
+    return {middle + branch(run_mlp(middle), layer.mlp_output_norm), std::move(context)};
   }
-  const auto [middle, normalised] =
-      accumulating::add_rms_norm(residual, scaled(mixed), layer.post_attention_layernorm,
-                                 config_.rms_norm_eps, config_.zero_centered_norm());
-  return {middle + scaled(run_mlp(normalised)), std::move(context)};
+  const auto [middle, normalised] = accumulating::add_rms_norm(
+      residual, added, layer.mlp_input_norm, config_.rms_norm_eps, config_.zero_centered_norm());
+  return {middle + branch(run_mlp(normalised), layer.mlp_output_norm), std::move(context)};
 }
 
-at::Tensor Decoder::scaled(const at::Tensor& branch) const {
-  return config_.residual_multiplier == 1 ? branch : branch * config_.residual_multiplier;
+at::Tensor Decoder::norm(const at::Tensor& x, const at::Tensor& weight) const {
+  return accumulating::rms_norm(x, weight, config_.rms_norm_eps, config_.zero_centered_norm());
+}
+
+at::Tensor Decoder::branch(const at::Tensor& output, const at::Tensor& weight) const {
+  const at::Tensor normed = weight.defined() ? norm(output, weight) : output;
+  return config_.residual_multiplier == 1 ? normed : normed * config_.residual_multiplier;
 }
 
 at::Tensor Decoder::final_norm(const at::Tensor& hidden) const {
-  const at::Tensor normalised =
-      accumulating::rms_norm(hidden, norm_, config_.rms_norm_eps, config_.zero_centered_norm())
-          .to(norm_.scalar_type());
+  const at::Tensor normalised = norm(hidden, norm_).to(norm_.scalar_type());
   return config_.logits_scaling == 1 ? normalised : normalised / config_.logits_scaling;
 }
 

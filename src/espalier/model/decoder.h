@@ -75,17 +75,17 @@ class Decoder : public Model {
   struct Layer {
     std::variant<AttentionLayer, GatedDeltaLayer, Mamba2Layer> mixer;
     std::variant<DenseMlp, MoeMlp, NoMlp> mlp;
-    // [hidden_size]; a layer has the first and the second, or (LayerSpec::norm_outputs) the second and the
-    // third, or (without MLP) the first alone.
-    at::Tensor input_layernorm = {}, post_attention_layernorm = {}, post_feedforward_layernorm = {};
-
-    bool norms_outputs() const { return post_feedforward_layernorm.defined(); }
+    // [hidden_size]; undefined where the layer has no such norm.
+    at::Tensor mixer_input_norm = {}, mixer_output_norm = {}, mlp_input_norm = {}, mlp_output_norm = {};
   };
   Layer make_layer(const LayerSpec& spec, const NamedParameters& parameters, const NamedParameters& buffers,
                    const RouterPlace& place) const;
 
-  /// The output of a mixer or MLP times residual_multiplier.
-  at::Tensor scaled(const at::Tensor& branch) const;
+  at::Tensor norm(const at::Tensor& x, const at::Tensor& weight) const;
+
+  /// What is added for the output of a mixer or MLP: its norm, if `weight` is defined, times
+  /// residual_multiplier.
+  at::Tensor branch(const at::Tensor& output, const at::Tensor& weight) const;
 
   static constexpr int64_t kTablesOfRope = 2;  // cos and sin
 

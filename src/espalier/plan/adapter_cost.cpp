@@ -33,7 +33,8 @@ struct Inputs {
 
 // Attention keeps its own output, but not that times the gate.
 void spare(const AttentionSpec& attention, int64_t hidden, const Adapted& adapted, Inputs* spared) {
-  if (!adapted.any({"self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"})) spared->by_mixer += hidden;
+  if (!adapted.any({"self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.qkv_proj"}))
+    spared->by_mixer += hidden;
   if (attention.output_gate && !adapted.any({"self_attn.o_proj"}))
     spared->by_mixer += attention.num_attention_heads * attention.head_dim;
 }
@@ -53,25 +54,23 @@ void spare(const SsmSpec& ssm, int64_t hidden, const Adapted& adapted, Inputs* s
 void spare(const NoMlp&, int64_t, const Adapted&, Inputs*) {}
 
 void spare(const DenseMlpSpec& mlp, int64_t hidden, const Adapted& adapted, Inputs* spared) {
-  if (!adapted.any({"mlp.gate_proj", "mlp.up_proj", "shared_mlp.input_linear"}))
-    spared->after_mixer += hidden;
-  if (!adapted.any({"mlp.down_proj", "shared_mlp.output_linear"}))
-    spared->after_mixer += mlp.intermediate_size;
+  const std::string gate = mlp.name + "." + mlp.names.gate, up = mlp.name + "." + mlp.names.up;
+  if (!adapted.any({gate, up})) spared->after_mixer += hidden;
+  if (!adapted.any({mlp.name + "." + mlp.names.down})) spared->after_mixer += mlp.intermediate_size;
 }
 
 // Routers keep the MLP's input, and experts stored as one tensor keep their inputs.
 void spare(const MoeSpec& moe, int64_t hidden, const Adapted& adapted, Inputs* spared) {
   if (!moe.clamped_swiglu)
     spared->after_mixer += moe.num_experts_per_tok * (hidden + moe.moe_intermediate_size);
-  const std::string shared = moe.shared_name;
-  if (!adapted.any({shared + ".down_proj", shared + ".output_linear"}))
+  if (!adapted.any({moe.shared_name + "." + moe.names.down}))
     spared->after_mixer += moe.shared_intermediate_size;
 }
 
 /// Whether a map reads the mixer's input.
 bool opens_mixer(std::string_view name) {
   return name == "self_attn.q_proj" || name == "self_attn.k_proj" || name == "self_attn.v_proj" ||
-         name.find(".in_proj") != std::string_view::npos;
+         name == "self_attn.qkv_proj" || name.find(".in_proj") != std::string_view::npos;
 }
 
 }  // namespace

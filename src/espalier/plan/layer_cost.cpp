@@ -18,6 +18,7 @@ void add_mixer(const AttentionSpec& attention, int64_t hidden, LayerCost* cost) 
   const int64_t gate = attention.output_gate ? query : 0;
   cost->weights += hidden * (2 * query + 2 * key + gate);
   cost->weights_after_mixer += hidden * query;
+  if (attention.fused) cost->max_weight_rows = query + 2 * key;
   if (attention.bias) cost->biases += query + gate + 2 * key;
   if (attention.output_bias) cost->biases += hidden;
   if (attention.sinks) cost->biases += attention.num_attention_heads;
@@ -86,7 +87,8 @@ void add_mlp(const DenseMlpSpec& mlp, int64_t hidden, LayerCost* cost) {
   cost->weights += weights;
   cost->weights_after_mixer += weights;
   if (mlp.bias) cost->biases += 2 * mlp.intermediate_size + hidden;
-  cost->max_weight_rows = std::max(cost->max_weight_rows, (mlp.fused ? 2 : 1) * mlp.intermediate_size);
+  cost->max_weight_rows =
+      std::max(cost->max_weight_rows, (mlp.names.fused() ? 2 : 1) * mlp.intermediate_size);
   cost->kept_after_mixer = {.elements = 2 * hidden + 3 * mlp.intermediate_size, .statistics = 1};
   cost->intermediate = mlp.intermediate_size;
 }
@@ -104,7 +106,7 @@ void add_mlp(const MoeSpec& moe, int64_t hidden, LayerCost* cost) {
   const bool clamped = moe.clamped_swiglu.has_value();
   if (clamped) cost->biases += moe.num_experts * (1 + 2 * width + hidden);
   cost->max_weight_rows =
-      std::max(cost->max_weight_rows, (moe.fused || clamped ? 2 : 1) * std::max(width, shared));
+      std::max(cost->max_weight_rows, (moe.names.fused() || clamped ? 2 : 1) * std::max(width, shared));
   cost->kept_after_mixer = {.elements = 2 * hidden + chosen * (2 * hidden + 3 * width) + 3 * shared,
                             .statistics = 1 + moe.num_experts + 12 * chosen};
   cost->intermediate = chosen * hidden + std::max(clamped ? 3 * width : width, shared);
@@ -123,6 +125,11 @@ LayerCost layer_cost(const LayerSpec& layer, int64_t hidden_size) {
   LayerCost cost;
   std::visit([&](const auto& mixer) { add_mixer(mixer, hidden_size, &cost); }, layer.mixer);
   std::visit([&](const auto& mlp) { add_mlp(mlp, hidden_size, &cost); }, layer.mlp);
+  // The outputs of mixer and MLP and the factors of their norms; without norms of inputs in place of theirs.
+  if (layer.norm_inputs && layer.norm_outputs) {
+    cost.kept_after_mixer.elements += 2 * hidden_size;
+    cost.kept_after_mixer.statistics += 2;
+  }
   return cost;
 }
 

@@ -93,6 +93,62 @@ TEST(Activations, ExtremesAreFinite) {
   }
 }
 
+/// GeGLU of the halves of x [2, N], and as Transformers' Gemma3MLP has it.
+at::Tensor ours_geglu(const at::Tensor& x) {
+  return geglu(x[0], x[1]);
+}
+
+at::Tensor plain_geglu(const at::Tensor& x) {
+  return at::gelu(x[0], "tanh") * x[1];
+}
+
+/// Gates of every size, and ups.
+at::Tensor random_pairs(int64_t count) {
+  const at::Tensor gates = random_inputs(count);
+  return at::stack({gates, at::randn_like(gates)});
+}
+
+TEST(Geglu, EqualsThePlainForm) {
+  const at::Tensor x = random_pairs(5000), grad = at::randn_like(x[0]);
+  const Results ours = results_of(ours_geglu, x, grad), plain = results_of(plain_geglu, x, grad);
+  for (size_t i = 0; i < ours.size(); ++i) EXPECT_LE(relative_error(ours[i], plain[i]), 1e-14);
+  const Results other =
+      results_of([](const at::Tensor& in) { return at::gelu(in[0], "none") * in[1]; }, x, grad);
+  for (size_t i = 0; i < ours.size(); ++i) EXPECT_GT(relative_error(ours[i], other[i]), 1e-6);
+}
+
+TEST(Geglu, ErrorInLowPrecisionIsAtMostTwiceThatOfThePlainForm) {
+  const at::Tensor x = random_pairs(5000), grad = at::randn_like(x[0]);
+  for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16}) {
+    const at::Tensor rounded = x.to(dtype), rounded_grad = grad.to(dtype);
+    const PooledErrors errors(results_of(ours_geglu, rounded, rounded_grad),
+                              results_of(plain_geglu, rounded, rounded_grad),
+                              results_of(plain_geglu, rounded.to(at::kDouble), rounded_grad.to(at::kDouble)));
+    EXPECT_TRUE(errors.at_most_twice_the_plain()) << dtype;
+  }
+}
+
+TEST(Geglu, IsBitwiseTheSameForAnyNumberOfThreads) {
+  const at::Tensor x = random_pairs(100'003), grad = at::randn_like(x[0]);
+  for (const at::ScalarType dtype : {at::kDouble, at::kFloat, at::kBFloat16}) {
+    const Threads one(1);
+    const Results alone = results_of(ours_geglu, x.to(dtype), grad.to(dtype));
+    const Threads many(3);
+    const Results together = results_of(ours_geglu, x.to(dtype), grad.to(dtype));
+    for (size_t i = 0; i < alone.size(); ++i) EXPECT_TRUE(same_bits(alone[i], together[i])) << dtype << i;
+  }
+}
+
+TEST(Geglu, ExtremesAreFiniteAndOtherArgumentsRefused) {
+  const at::Tensor gate = at::tensor({-1e30, -200.0, 0.0, 200.0, 1e30}, at::kFloat);
+  const at::Tensor x = at::stack({gate, at::ones_like(gate)});
+  for (const at::Tensor& result : results_of(ours_geglu, x, at::ones_like(gate))) {
+    EXPECT_TRUE(result.isfinite().all().item<bool>());
+  }
+  EXPECT_THROW(geglu(at::randn({4}), at::randn({5})), c10::Error);
+  EXPECT_THROW(geglu(at::randn({4}), at::randn({4}, at::kDouble)), c10::Error);
+}
+
 constexpr double kAlpha = 1.702, kLimit = 2.5;
 
 at::Tensor ours_clamped(const at::Tensor& x) {

@@ -9,16 +9,54 @@
 namespace espalier {
 
 std::span<const ModelFamily* const> families() {
-  static constexpr const ModelFamily* kFamilies[] = {
-      &kLlamaFamily,  &kMistralFamily,          &kOlmo3Family,    &kQwen2Family,     &kQwen3Family,
-      &kQwen35Family, &kQwen35MoeFamily,        &kQwen3MoeFamily, &kQwen3NextFamily, &kGlm4MoeFamily,
-      &kGptOssFamily, &kGraniteMoeHybridFamily, &kMamba2Family};
+  static constexpr const ModelFamily* kFamilies[] = {&kLlamaFamily,
+                                                     &kMistralFamily,
+                                                     &kMinistralFamily,
+                                                     &kMixtralFamily,
+                                                     &kOlmo2Family,
+                                                     &kOlmo3Family,
+                                                     &kSmolLm3Family,
+                                                     &kQwen2Family,
+                                                     &kQwen3Family,
+                                                     &kQwen35Family,
+                                                     &kQwen35MoeFamily,
+                                                     &kQwen3MoeFamily,
+                                                     &kQwen3NextFamily,
+                                                     &kGlm4MoeFamily,
+                                                     &kGptOssFamily,
+                                                     &kGraniteFamily,
+                                                     &kGraniteMoeHybridFamily,
+                                                     &kMamba2Family,
+                                                     &kSeedOssFamily,
+                                                     &kErnie45Family,
+                                                     &kExaone4Family,
+                                                     &kPhi3Family,
+                                                     &kGemmaFamily,
+                                                     &kGemma3Family};
   return kFamilies;
 }
 
-void read_biases(const ConfigReader& config, AttentionSpec* attention) {
+void read_biases(const ConfigReader& config, AttentionSpec* attention, DenseMlpSpec* mlp) {
   attention->bias = attention->output_bias = config.boolean("attention_bias", false);
-  if (config.boolean("mlp_bias", false)) config.refuse("mlp_bias", "false");
+  const bool mlp_bias = config.boolean("mlp_bias", false);
+  if (mlp != nullptr) {
+    mlp->bias = mlp_bias;
+  } else if (mlp_bias) {
+    config.refuse("mlp_bias", "false");
+  }
+}
+
+void refuse_biases(const ConfigReader& config) {
+  for (const char* key : {"attention_bias", "mlp_bias"}) {
+    if (config.boolean(key, false)) config.refuse(key, "false");
+  }
+}
+
+void read_multipliers(const ConfigReader& config, AttentionSpec* attention, DecoderConfig* result) {
+  attention->attention_multiplier = config.positive_number("attention_multiplier", 1);
+  result->embedding_multiplier = config.positive_number("embedding_multiplier", 1);
+  result->residual_multiplier = config.positive_number("residual_multiplier", 1);
+  result->logits_scaling = config.positive_number("logits_scaling", 1);
 }
 
 const ModelFamily* find_family(const std::string& model_type) {

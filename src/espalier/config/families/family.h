@@ -28,7 +28,10 @@ struct ModelFamily {
   int64_t num_key_value_heads;  // 0: num_attention_heads, which null means in every family
   int64_t head_dim;             // 0: hidden_size / num_attention_heads
   double rms_norm_eps = 1e-6;
+  double rope_theta = 10000;
   double partial_rotary_factor = 0;  // 0: the family rotates whole heads
+  bool tie_word_embeddings = false;
+  bool null_head_dim = false;  // null as head_dim is hidden_size / num_attention_heads, not the default
 
   /// The model_type of composite models with a vision tower and this decoder in text_config; "": none.
   const char* composite_type = "";
@@ -42,7 +45,8 @@ struct ModelFamily {
 
   bool only_experts = false;  // no layer has a dense MLP (of width intermediate_size)
 
-  std::span<const std::string_view> keys = {};  // keys of this family only
+  /// Keys of this family only, and those of all families that `read` checks or that this one ignores.
+  std::span<const std::string_view> keys = {};
 
   /// Reads the family's keys (biases, norms, sliding windows) and creates the layers of `result`, whose sizes
   /// and number of layers are set. Throws InputError for values that the family does not support.
@@ -52,14 +56,24 @@ struct ModelFamily {
   void (*read_rope)(const ConfigReader& config, DecoderConfig* result) = &espalier::read_rope;
 };
 
-extern const ModelFamily kLlamaFamily, kMistralFamily, kOlmo3Family, kQwen2Family, kQwen3Family,
-    kQwen35Family, kQwen35MoeFamily, kQwen3MoeFamily, kQwen3NextFamily, kGlm4MoeFamily, kGptOssFamily,
-    kGraniteMoeHybridFamily, kMamba2Family;  // a file each
+extern const ModelFamily kLlamaFamily, kMistralFamily, kMinistralFamily, kMixtralFamily, kOlmo2Family,
+    kOlmo3Family, kSmolLm3Family, kQwen2Family, kQwen3Family, kQwen35Family, kQwen35MoeFamily,
+    kQwen3MoeFamily, kQwen3NextFamily, kGlm4MoeFamily, kGptOssFamily, kGraniteFamily, kGraniteMoeHybridFamily,
+    kMamba2Family, kSeedOssFamily, kErnie45Family, kExaone4Family, kPhi3Family, kGemmaFamily,
+    kGemma3Family;  // a file each
 
 std::span<const ModelFamily* const> families();
 
-/// Reads attention_bias, for all four maps of attention, and mlp_bias, which must be false.
-void read_biases(const ConfigReader& config, AttentionSpec* attention);
+/// Reads attention_bias, for all four maps of attention, and mlp_bias, for those of `mlp`; without it, that
+/// must be false.
+void read_biases(const ConfigReader& config, AttentionSpec* attention, DenseMlpSpec* mlp = nullptr);
+
+/// Throws InputError if attention_bias or mlp_bias is true.
+void refuse_biases(const ConfigReader& config);
+
+/// Reads the factors of Granite: attention_multiplier, embedding_multiplier, residual_multiplier and
+/// logits_scaling.
+void read_multipliers(const ConfigReader& config, AttentionSpec* attention, DecoderConfig* result);
 
 /// The family with the model_type of a decoder or a composite model; nullptr if there is none.
 const ModelFamily* find_family(const std::string& model_type);

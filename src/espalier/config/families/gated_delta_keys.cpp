@@ -31,7 +31,7 @@ void set_delta_layers(const ConfigReader& config, const GatedDeltaSpec& mixer, D
 }  // namespace
 
 void read_gated_delta_layers(const ConfigReader& config, const CommonParts& common, DecoderConfig* result) {
-  LayerSpec layer{common.attention, common.mlp, /*norm_outputs=*/false, /*zero_centered_norm=*/true};
+  LayerSpec layer{.mixer = common.attention, .mlp = common.mlp, .zero_centered_norm = true};
   auto& attention = std::get<AttentionSpec>(layer.mixer);
   read_biases(config, &attention);
   if (config.boolean("use_sliding_window", false)) config.refuse("use_sliding_window", "false");

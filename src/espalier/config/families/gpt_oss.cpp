@@ -52,7 +52,7 @@ void read_own_rope(const ConfigReader& config, DecoderConfig* result) {
   const nlohmann::json otherwise = {{"rope_type", "yarn"}, {"factor", 32.0},
                                     {"beta_fast", 32.0},   {"beta_slow", 1.0},
                                     {"truncate", false},   {"original_max_position_embeddings", 4096}};
-  read_rope_or(config, otherwise, /*rope_theta=*/150000, result);
+  read_rope_or(config, otherwise, result);
 }
 
 // initial_context_length repeats the rope's original_max_position_embeddings.
@@ -68,6 +68,7 @@ constexpr ModelFamily kGptOssFamily{
     .num_key_value_heads = 8,
     .head_dim = 64,
     .rms_norm_eps = 1e-5,
+    .rope_theta = 150000,
     .only_experts = true,
     .keys = kKeys,
     .read = read_keys,

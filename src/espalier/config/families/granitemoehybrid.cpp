@@ -49,7 +49,8 @@ MlpSpec read_mlp(const ConfigReader& config, int64_t intermediate_size) {
   const int64_t shared = config.positive_integer("shared_intermediate_size", kMostIntermediate, 1024);
   const int64_t num_experts = config.integer_from_0("num_local_experts", kMostExperts, 8);
   const std::string shared_name = "shared_mlp";
-  if (num_experts == 0) return DenseMlpSpec{.intermediate_size = shared, .fused = true, .name = shared_name};
+  const MlpNames names{.gate = "input_linear", .up = "", .down = "output_linear"};
+  if (num_experts == 0) return DenseMlpSpec{.intermediate_size = shared, .names = names, .name = shared_name};
   // A softmax over the chosen experts equals the softmax over all experts divided by the sum over the chosen
   // ones.
   return MoeSpec{.num_experts = num_experts,
@@ -57,7 +58,7 @@ MlpSpec read_mlp(const ConfigReader& config, int64_t intermediate_size) {
                  .moe_intermediate_size = intermediate_size,
                  .norm_topk_prob = true,
                  .shared_intermediate_size = shared,
-                 .fused = true,
+                 .names = names,
                  .router_name = "block_sparse_moe.router.layer",
                  .experts_name = "block_sparse_moe.experts",
                  .shared_name = shared_name};
@@ -73,14 +74,11 @@ void read_keys(const ConfigReader& config, const CommonParts& common, DecoderCon
     config.refuse("normalization_function", "\"rmsnorm\"");
   }
   attention.rotary = config.text(kPositions) == "rope";
-  attention.attention_multiplier = config.positive_number("attention_multiplier", 1);
+  read_multipliers(config, &attention, result);
   result->layers.assign(result->layers.size(), {attention, read_mlp(config, common.mlp.intermediate_size)});
   SsmSpec ssm = read_ssm_keys(config, kSizes, result->hidden_size);
   ssm.name = "mamba";
   set_ssm_layers(config, ssm, result);
-  result->embedding_multiplier = config.positive_number("embedding_multiplier", 1);
-  result->residual_multiplier = config.positive_number("residual_multiplier", 1);
-  result->logits_scaling = config.positive_number("logits_scaling", 1);
 }
 
 void read_granite_rope(const ConfigReader& config, DecoderConfig* result) {

@@ -8,8 +8,7 @@ namespace {
 
 void read_keys(const ConfigReader& config, const CommonParts& common, DecoderConfig* result) {
   auto [attention, mlp] = common;
-  attention.bias = attention.output_bias = config.boolean("attention_bias", false);
-  mlp.bias = config.boolean("mlp_bias", false);
+  read_biases(config, &attention, &mlp);
   refuse_sliding_windows(config, result->num_hidden_layers());
   result->layers.assign(result->layers.size(), {attention, mlp});
 }

@@ -8,21 +8,9 @@ namespace {
 
 // Llama without biases, with one window for all layers, unless sliding_window is null.
 void read_keys(const ConfigReader& config, const CommonParts& common, DecoderConfig* result) {
-  for (const char* key : {"attention_bias", "mlp_bias"}) {
-    if (config.boolean(key, false)) config.refuse(key, "false");
-  }
-  if (config.find("use_sliding_window") != nullptr) {
-    config.refuse("use_sliding_window", "no such key: sliding_window alone decides in mistral");
-  }
-  const bool has_window = !config.has("sliding_window") || config.find("sliding_window") != nullptr;
-  const std::vector<bool> sliding(result->num_hidden_layers(), has_window);
-  if (read_layer_types(config, result->num_hidden_layers()).value_or(sliding) != sliding) {
-    config.refuse("layer_types", has_window
-                                     ? "\"sliding_attention\" for every layer, as sliding_window is given"
-                                     : "\"full_attention\" for every layer, as sliding_window is null");
-  }
+  refuse_biases(config);
   result->layers.assign(result->layers.size(), {common.attention, common.mlp});
-  set_sliding_layers(config, sliding, result);
+  read_common_window(config, /*default_window=*/4096, result);
 }
 
 }  // namespace

@@ -9,7 +9,7 @@ namespace {
 // Norms come after attention and MLP, and norms of q and k are over all heads at once. Without layer_types,
 // three of four layers have the window.
 void read_keys(const ConfigReader& config, const CommonParts& common, DecoderConfig* result) {
-  LayerSpec layer{common.attention, common.mlp, /*norm_outputs=*/true};
+  LayerSpec layer{common.attention, common.mlp, /*norm_inputs=*/false, /*norm_outputs=*/true};
   auto& attention = std::get<AttentionSpec>(layer.mixer);
   read_biases(config, &attention);
   if (config.find("use_sliding_window") != nullptr) {
@@ -22,6 +22,18 @@ void read_keys(const ConfigReader& config, const CommonParts& common, DecoderCon
   set_sliding_layers(config, read_layer_types(config, result->num_hidden_layers()).value_or(sliding), result);
 }
 
+void read_ropes(const ConfigReader& config, DecoderConfig* result) {
+  constexpr double kTheta = 500000;
+  // A rope_theta outside of rope_parameters applies to all layers in Transformers 4, and to layers without a
+  // window in Transformers 5.
+  if (config.find("rope_theta") != nullptr && *config.find("rope_theta") != kTheta) {
+    config.refuse("rope_theta",
+                  "500000, or rope_theta in rope_parameters.full_attention and "
+                  "rope_parameters.sliding_attention");
+  }
+  read_rope_by_layer_type(config, kTheta, kTheta, result);
+}
+
 }  // namespace
 
 constexpr ModelFamily kOlmo3Family{
@@ -32,7 +44,7 @@ constexpr ModelFamily kOlmo3Family{
     .rms_norm_eps = 1e-5,
     .pad_token_id = 1,
     .read = read_keys,
-    .read_rope = read_rope_by_layer_type,
+    .read_rope = read_ropes,
 };
 
 }  // namespace espalier

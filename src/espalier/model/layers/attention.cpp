@@ -5,6 +5,7 @@
 #include <ATen/record_function.h>
 
 #include <cmath>
+#include <string>
 
 #include "espalier/ops/elementwise/activations.h"
 #include "espalier/ops/elementwise/elementwise.h"
@@ -13,16 +14,27 @@ namespace espalier {
 
 AttentionLayer::AttentionLayer(const AttentionSpec& spec, const NamedParameters& parameters,
                                const Options& options)
-    : spec_(spec),
-      options_(options),
-      q_(parameters.projection("self_attn.q_proj")),
-      k_(parameters.projection("self_attn.k_proj")),
-      v_(parameters.projection("self_attn.v_proj")),
-      o_(parameters.projection("self_attn.o_proj")) {
+    : spec_(spec), options_(options), o_(parameters.projection("self_attn.o_proj")) {
+  using Names = std::vector<const char*>;
+  for (const char* name : spec.fused ? Names{"qkv_proj"} : Names{"k_proj", "v_proj", "q_proj"})
+    in_.push_back(parameters.projection(std::string("self_attn.") + name));
   if (spec.sinks) sinks_ = parameters.at("self_attn.sinks");
   if (!spec.query_key_norm) return;
   q_norm_ = parameters.at("self_attn.q_norm.weight");
   k_norm_ = parameters.at("self_attn.k_norm.weight");
+}
+
+AttentionLayer::Projected AttentionLayer::project(const at::Tensor& hidden, bool context_only) const {
+  if (spec_.fused) {
+    const int64_t query = spec_.num_attention_heads * spec_.head_dim;
+    const int64_t key = spec_.num_key_value_heads * spec_.head_dim;
+    const std::vector<at::Tensor> parts =
+        accumulating::linear(hidden, in_[0]).split_with_sizes({query, key, key}, -1);
+    return {parts[0], parts[1], parts[2].contiguous()};  // a view would keep all three
+  }
+  const std::vector<accumulating::Projection> used(in_.begin(), in_.end() - (context_only ? 1 : 0));
+  const std::vector<at::Tensor> parts = accumulating::linears(hidden, used);
+  return {context_only ? at::Tensor() : parts[2], parts[0], parts[1]};
 }
 
 at::Tensor AttentionLayer::rotated_heads(at::Tensor heads, const std::optional<at::Tensor>& norm,
@@ -33,6 +45,8 @@ at::Tensor AttentionLayer::rotated_heads(at::Tensor heads, const std::optional<a
                 .view(heads.sizes());
   }
   if (!spec_.rotary) return heads;
+  // Scores are the same whatever the order of elements, if queries and keys have the same.
+  if (spec_.rotary_interleaved) heads = heads.unflatten(-1, {-1, 2}).transpose(-1, -2).flatten(-2);
   const at::Tensor &cos = tables.at(options_.first_table), &sin = tables.at(options_.first_table + 1);
   if (spec_.rotary_dim == 0) return rotary(heads, cos, sin);
   const at::Tensor rotated = rotary(heads.narrow(-1, 0, spec_.rotary_dim), cos, sin);
@@ -43,15 +57,13 @@ LayerOutput AttentionLayer::forward(int64_t index, const at::Tensor& hidden, con
                                     const SequenceOps& sequence, const at::Tensor& rows) const {
   RECORD_USER_SCOPE("attention");
   const bool context_only = rows.defined() && rows.numel() == 0;
-  std::vector<accumulating::Projection> projections{k_, v_};
-  if (!context_only) projections.push_back(q_);
-  const std::vector<at::Tensor> projected = accumulating::linears(hidden, projections);
+  const Projected projected = project(hidden, context_only);
   const auto heads = [&](const at::Tensor& x, int64_t dim) { return x.view({x.size(0), -1, dim}); };
   const int64_t dim = spec_.head_dim;
-  const at::Tensor k = rotated_heads(heads(projected[0], dim), k_norm_, tables);
-  const at::Tensor v = heads(projected[1], dim);
+  const at::Tensor k = rotated_heads(heads(projected.k, dim), k_norm_, tables);
+  const at::Tensor v = heads(projected.v, dim);
   if (context_only) return {{}, {k, v}};
-  const at::Tensor queries = heads(projected[2], spec_.output_gate ? 2 * dim : dim);
+  const at::Tensor queries = heads(projected.q, spec_.output_gate ? 2 * dim : dim);
   const at::Tensor q = rotated_heads(queries.narrow(-1, 0, dim), q_norm_, tables);
   const double scale = std::pow(static_cast<double>(spec_.head_dim), -0.5);
   const AttentionOptions options{

@@ -5,6 +5,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <optional>
+#include <vector>
 
 #include "espalier/config/layer_spec.h"
 #include "espalier/model/layers/parameters.h"
@@ -27,12 +28,18 @@ class AttentionLayer {
                       const SequenceOps& sequence, const at::Tensor& rows) const;
 
  private:
+  /// Queries, with their gates, keys and values [T, ...]. `context_only`: queries may be undefined.
+  struct Projected {
+    at::Tensor q, k, v;
+  };
+  Projected project(const at::Tensor& hidden, bool context_only) const;
   at::Tensor rotated_heads(at::Tensor heads, const std::optional<at::Tensor>& norm,
                            const PositionTables& tables) const;
 
   AttentionSpec spec_;
   Options options_;
-  accumulating::Projection q_, k_, v_, o_;
+  std::vector<accumulating::Projection> in_;  // k, v and q, or one of q, k and v
+  accumulating::Projection o_;
   std::optional<at::Tensor> q_norm_, k_norm_;  // [head_dim], or [heads * head_dim]
   at::Tensor sinks_;                           // [num_attention_heads]; undefined without sinks
 };

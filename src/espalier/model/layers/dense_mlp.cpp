@@ -4,24 +4,24 @@
 #include <ATen/ATen.h>
 #include <ATen/record_function.h>
 
+#include "espalier/ops/elementwise/activations.h"
 #include "espalier/ops/elementwise/elementwise.h"
 
 namespace espalier {
 
-DenseMlp::DenseMlp(const NamedParameters& parameters, const std::string& name, bool fused)
-    : down_(parameters.projection(name + (fused ? ".output_linear" : ".down_proj"))) {
-  if (fused) {
-    in_ = {parameters.projection(name + ".input_linear")};
-  } else {
-    in_ = {parameters.projection(name + ".gate_proj"), parameters.projection(name + ".up_proj")};
-  }
+DenseMlp::DenseMlp(const NamedParameters& parameters, const DenseMlpSpec& spec)
+    : activation_(spec.activation),
+      in_{parameters.projection(spec.name + "." + spec.names.gate)},
+      down_(parameters.projection(spec.name + "." + spec.names.down)) {
+  if (!spec.names.fused()) in_.push_back(parameters.projection(spec.name + "." + spec.names.up));
 }
 
 at::Tensor DenseMlp::forward(const at::Tensor& input) const {
   RECORD_USER_SCOPE("mlp");
   std::vector<at::Tensor> inner = accumulating::linears(input, in_);
   if (inner.size() == 1) inner = inner[0].chunk(2, -1);
-  return accumulating::linear(swiglu(inner[0], inner[1]), down_);
+  const bool is_silu = activation_ == Activation::kSilu;
+  return accumulating::linear((is_silu ? swiglu : geglu)(inner[0], inner[1]), down_);
 }
 
 }  // namespace espalier

@@ -20,7 +20,8 @@ ExpertFunction make_experts(const MoeSpec& spec, const NamedParameters& paramete
   }
   std::vector<DenseMlp> mlps;
   for (int64_t i = 0; i < spec.num_experts; ++i) {
-    mlps.emplace_back(parameters, spec.experts_name + "." + std::to_string(i), spec.fused);
+    const std::string name = spec.experts_name + "." + std::to_string(i);
+    mlps.emplace_back(parameters, DenseMlpSpec{.names = spec.names, .name = name});
   }
   return [experts = std::move(mlps)](int64_t expert, const at::Tensor& rows) {
     return experts[expert].forward(rows);
@@ -36,7 +37,8 @@ MoeMlp::MoeMlp(const MoeSpec& spec, const NamedParameters& parameters, const Nam
       router_(parameters.projection(spec.router_name)),
       experts_(make_experts(spec, parameters)) {
   if (spec.correction_bias) correction_bias_ = buffers.at("mlp.gate.e_score_correction_bias");
-  if (spec.shared_intermediate_size > 0) shared_experts_.emplace(parameters, spec.shared_name, spec.fused);
+  if (spec.shared_intermediate_size > 0)
+    shared_experts_.emplace(parameters, DenseMlpSpec{.names = spec.names, .name = spec.shared_name});
   if (spec.shared_expert_gate) shared_gate_ = parameters.projection("mlp.shared_expert_gate");
 }
 

@@ -4,6 +4,8 @@
 #include <ATen/ATen.h>
 #include <torch/csrc/autograd/custom_function.h>
 
+#include <numbers>
+
 #include "espalier/ops/checks.h"
 #include "espalier/ops/elementwise/arguments.h"
 
@@ -60,6 +62,37 @@ class Softplus : public Function<Softplus> {
   }
 };
 
+/// Of gelu(x) = x sigmoid(2 y), y = sqrt(2 / pi) (x + c x^3): sigmoid(2 y), sigmoid(-2 y), and 2 y'.
+struct GeluParts {
+  at::Tensor rising, falling, slope;
+};
+
+GeluParts gelu_parts(const at::Tensor& x) {
+  constexpr double kScale = 2 * std::numbers::sqrt2 * std::numbers::inv_sqrtpi, kCube = 0.044715;
+  const at::Tensor square = x * x;
+  auto [rising, falling] = detail::sigmoids((square * kCube).add_(1).mul_(x).mul_(kScale));
+  return {rising, falling, (square * (3 * kCube)).add_(1).mul_(kScale)};
+}
+
+class Geglu : public Function<Geglu> {
+ public:
+  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& gate, const at::Tensor& up) {
+    ctx->save_for_backward({gate, up});
+    const at::Tensor x = upcast(gate);
+    return (gelu_parts(x).rising * x).mul_(upcast(up)).to(gate.scalar_type());
+  }
+
+  static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
+    const variable_list saved = ctx->get_saved_variables();
+    const at::Tensor x = upcast(saved[0]), grad = upcast(grads[0]);
+    const auto [rising, falling, slope] = gelu_parts(x);
+    // `slope` may be infinite where one of the two is 0.
+    const at::Tensor steep = (slope * x).mul_(falling).masked_fill_((rising * falling).eq(0), 0);
+    return {steep.add_(1).mul_(rising).mul_(upcast(saved[1])).mul_(grad).to(saved[0].scalar_type()),
+            (rising * x).mul_(grad).to(saved[1].scalar_type())};
+  }
+};
+
 /// Every second column of [R, 2 I], from `first` on.
 at::Tensor every_second(const at::Tensor& columns, int64_t first) {
   return columns.slice(1, first, std::nullopt, 2);
@@ -99,6 +132,11 @@ at::Tensor sigmoid(const at::Tensor& x) {
 
 at::Tensor softplus(const at::Tensor& x) {
   return Softplus::apply(x);
+}
+
+at::Tensor geglu(const at::Tensor& gate, const at::Tensor& up) {
+  detail::check_swiglu(gate, up, "geglu");
+  return Geglu::apply(gate, up);
 }
 
 at::Tensor clamped_swiglu(const at::Tensor& gate_up, double alpha, double limit) {

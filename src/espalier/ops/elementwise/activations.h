@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Sigmoid, softplus and a clamped SwiGLU whose results do not depend on the number of threads. (At the ends
-// of thread ranges, at::sigmoid, at::silu and at::softplus use a different exp in float32.) Composed of ATen
-// operators for every device, in the accumulator dtype and rounded once.
+// Sigmoid, softplus, GeGLU and a clamped SwiGLU whose results do not depend on the number of threads. (At the
+// ends of thread ranges, at::sigmoid, at::silu and at::softplus use a different exp in float32.) Composed of
+// ATen operators for every device, in the accumulator dtype and rounded once.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -15,6 +15,11 @@ at::Tensor sigmoid(const at::Tensor& x);
 
 /// log(1 + exp(x)), and x above 20, as in torch.nn.functional.softplus; differentiable.
 at::Tensor softplus(const at::Tensor& x);
+
+/// gelu(gate) * up, differentiable, with gelu approximated by tanh: gelu(x) = x / 2 (1 + tanh(sqrt(2 / pi) (x
+/// + 0.044715 x^3))) (Hendrycks and Gimpel, "Gaussian error linear units", 2016). Both have the same shape;
+/// backward saves only them.
+at::Tensor geglu(const at::Tensor& gate, const at::Tensor& up);
 
 /// The clamped SwiGLU of gpt-oss (OpenAI, gpt-oss model card, 2025; GptOssExperts in Transformers),
 /// differentiable. gate_up [R, 2 I] interleaves gate and up: x = gate_up[:, 0::2], u = gate_up[:, 1::2].

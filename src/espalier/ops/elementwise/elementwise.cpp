@@ -183,8 +183,7 @@ void check_rotary(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& 
   }
 }
 
-void check_swiglu(const at::Tensor& gate, const at::Tensor& up) {
-  const char* op = "swiglu";
+void check_swiglu(const at::Tensor& gate, const at::Tensor& up, const char* op) {
   check_float(op, "gate", gate);
   check_alike(op, "up or gradient", up, gate);
   TORCH_CHECK(up.sym_sizes() == gate.sym_sizes(), op, ": expected an up or gradient of the shape of gate, ",

@@ -1,0 +1,30 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "espalier/config/families/family.h"
+#include "espalier/config/sliding_window.h"
+
+namespace espalier {
+
+namespace {
+
+// Mistral, with the window in the layers that layer_types names.
+void read_keys(const ConfigReader& config, const CommonParts& common, DecoderConfig* result) {
+  refuse_biases(config);
+  if (config.find("use_sliding_window") != nullptr) {
+    config.refuse("use_sliding_window", "no such key: layer_types and sliding_window decide in ministral");
+  }
+  result->layers.assign(result->layers.size(), {common.attention, common.mlp});
+  const bool uses_window = has_window(config);
+  read_window(config, uses_window, std::vector<bool>(result->layers.size(), uses_window), result);
+}
+
+}  // namespace
+
+constexpr ModelFamily kMinistralFamily{
+    .model_type = "ministral",
+    .max_position_embeddings = 131072,
+    .num_key_value_heads = 8,
+    .head_dim = 0,
+    .read = read_keys,
+};
+
+}  // namespace espalier
