@@ -14,7 +14,8 @@ __all__ = ["SharingCallback", "patch"]
 Trainer = TypeVar("Trainer")
 
 
-def patch(trainer: Trainer, *, backend: str = "auto", check: bool = False, keep_groups: bool = True) -> Trainer:
+def patch(trainer: Trainer, *, backend: str = "auto", check: bool = False, keep_groups: bool = True,
+          skip_logits: bool = False) -> Trainer:  # fmt: skip
     """Makes the model of a TRL trainer, its reference model and its teacher run on the forests of their batches.
 
     The log of training gets "espalier/tokens", "espalier/encoded_tokens" and "espalier/ratio" (SharingCallback). Warns where
@@ -29,6 +30,7 @@ def patch(trainer: Trainer, *, backend: str = "auto", check: bool = False, keep_
             micro-batches, so that the generations of a prompt share it. Optimiser steps consist of the same rows as before if
             gradient_accumulation_steps is a multiple of steps_per_generation, as by default; docs/compatibility.md lists the
             losses for which the gradients are then the same, too.
+        skip_logits: As in `espalier.hf.patch`; it concerns the model that is trained.
 
     Returns:
         The trainer.
@@ -49,7 +51,8 @@ def patch(trainer: Trainer, *, backend: str = "auto", check: bool = False, keep_
     if (ref_model := getattr(trainer, "ref_model", None)) is not None:
         patch_model(ref_model, backend=backend)
     _patch_teacher(trainer, backend)
-    patch_model(model, backend=backend, check=check)  # last: it may be the teacher too, and keeps its check
+    # Last: it may be the teacher too, and keeps its check.
+    patch_model(model, backend=backend, check=check, skip_logits=skip_logits)
     if splits_generations(trainer):
         set_keep_groups(trainer, keep_groups)
         _warn_of_groups(getattr(trainer, "args", None), keep_groups)
