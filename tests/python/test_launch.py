@@ -15,7 +15,7 @@ import torch
 
 from conftest import REPOSITORY
 from espalier import hf, launch
-from espalier.launch import hooks
+from espalier.launch import hooks, notes
 from espalier.launch.__main__ import environment_of, is_installed_package
 from espalier.launch.arguments import parse_launch
 from hf_models import make_model
@@ -72,7 +72,7 @@ def folder(tmp_path):
 def start(folder, *words, **variables):
     python = os.pathsep.join([str(folder), str(REPOSITORY / "python")])
     environment = {**os.environ, "PYTHONPATH": python, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", **variables}
-    for name in ("RANK", "WORLD_SIZE", hooks.VARIABLE):
+    for name in ("RANK", "WORLD_SIZE", notes.VARIABLE):
         environment.pop(name, None)
     return subprocess.Popen([sys.executable, *map(str, words)], cwd=folder, env=environment, stdout=subprocess.PIPE,
                             stderr=subprocess.PIPE, text=True)  # fmt: skip
@@ -222,11 +222,11 @@ def test_a_warning_where_nothing_was_patched(folder, options, command, expected)
 def test_a_python_without_the_package(folder):
     """The hook is loaded by its path, in whatever Python it is."""
     site = REPOSITORY / "python/espalier/launch/site"
-    settings = json.dumps(hooks.DEFAULTS | {"folder": str(folder)})
+    settings = json.dumps(notes.DEFAULTS | {"folder": str(folder)})
     done = subprocess.run([sys.executable, "-c", "print('runs')"], cwd=folder, capture_output=True, text=True,
-                          env={**os.environ, "PYTHONPATH": str(site), hooks.VARIABLE: settings})  # fmt: skip
+                          env={**os.environ, "PYTHONPATH": str(site), notes.VARIABLE: settings})  # fmt: skip
     assert (done.stdout, done.stderr) == ("runs\n", "")
-    assert hooks.read_note(folder, "fault").startswith(f"{sys.executable}, which the command runs, has no package espalier: ")
+    assert notes.read_note(folder, "fault").startswith(f"{sys.executable}, which the command runs, has no package espalier: ")
 
 
 def test_a_sitecustomize_that_was_there(folder):
@@ -275,7 +275,7 @@ def test_arguments_of_the_command_stay_its_own(monkeypatch):
     found = environment_of(given, "/notes")
     site = os.path.join(os.path.dirname(launch.__file__), "site")
     assert found["PYTHONPATH"] == f"{site}:/mine" and is_installed_package(os.path.dirname(os.path.dirname(torch.__file__)))
-    assert json.loads(found[hooks.VARIABLE]) == hooks.DEFAULTS | {"backend": "sdpa", "folder": "/notes"}
+    assert json.loads(found[notes.VARIABLE]) == notes.DEFAULTS | {"backend": "sdpa", "folder": "/notes"}
 
 
 def test_settings_reach_the_patch(tmp_path, monkeypatch):
@@ -287,7 +287,7 @@ def test_settings_reach_the_patch(tmp_path, monkeypatch):
     given, patch = [], training.trl.patch
     monkeypatch.setattr(training.trl, "patch", lambda trainer, **settings: given.append(settings) or patch(trainer, **settings))
     trainer = Trainer(make_model("qwen3"), TrainingArguments(output_dir=str(tmp_path), report_to=[], use_cpu=True))
-    settings = hooks.settings_of(backend="sdpa", check=True, skip_logits=True, keep_groups=False)
+    settings = notes.settings_of(backend="sdpa", check=True, skip_logits=True, keep_groups=False)
     for _ in range(2):
         training.begin(trainer, settings)
     assert given == [{"backend": "sdpa", "check": True, "skip_logits": True, "keep_groups": False}]

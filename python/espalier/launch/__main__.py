@@ -11,7 +11,7 @@ import tempfile
 from pathlib import Path
 
 from ..commands.console import say
-from . import hooks
+from . import notes
 from .arguments import parse_launch
 
 SITE = Path(__file__).resolve().parent / "site"
@@ -22,7 +22,7 @@ def environment_of(arguments, folder):
     """What the command finds in its environment; its processes leave their notes in `folder`."""
     settings = {name: getattr(arguments, name) for name in ("patch_on", "backend", "check", "skip_logits", "keep_groups")}
     path = [str(SITE), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
-    return {**os.environ, hooks.VARIABLE: json.dumps(settings | {"folder": folder}),
+    return {**os.environ, notes.VARIABLE: json.dumps(settings | {"folder": folder}),
             "PYTHONPATH": os.pathsep.join(each for each in path if not is_installed_package(each))}  # fmt: skip
 
 
@@ -64,12 +64,12 @@ def has_terminal():
 
 def reason(folder, patch_on):
     """Why nothing was patched, by the notes of the command's processes."""
-    if faults := hooks.read_note(folder, "fault"):
+    if faults := notes.read_note(folder, "fault"):
         return faults
-    if not hooks.has_note(folder, "hook"):
+    if not notes.has_note(folder, "hook"):
         return ("no Python of the command has loaded Espalier's hook: it is no Python program, runs in isolated mode (python -I, "
                 "-E or -S), runs on another machine, or has a sitecustomize of its own that comes first")  # fmt: skip
-    if not hooks.has_note(folder, "library"):
+    if not notes.has_note(folder, "library"):
         wanted = "Transformers' Trainer" if patch_on == "train" else "models of Transformers"
         return f"no process of the command has imported {wanted}" + (
             "; --patch-on load patches models of a loop without a Trainer" if patch_on == "train" else "")
@@ -87,7 +87,7 @@ def main(argv=None):
         except OSError as error:
             say(f"espalier launch: cannot start {arguments.command[0]}: {error.strerror or error}")
             return 1
-        if code == 0 and not hooks.has_note(folder, "patched"):
+        if code == 0 and not notes.has_note(folder, "patched"):
             say(f"espalier launch: warning: nothing was patched: {reason(folder, arguments.patch_on)}")
     return code
 

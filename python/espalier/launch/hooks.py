@@ -5,12 +5,9 @@ Every process runs this, also those that never train: it loads little."""
 
 import functools
 import json
-import os
 import sys
-from types import SimpleNamespace
 
-VARIABLE = "ESPALIER_LAUNCH"  # the settings as JSON
-DEFAULTS = {"folder": "", "patch_on": "train", "backend": "auto", "check": False, "skip_logits": False, "keep_groups": True}
+from .notes import note, settings_of
 
 
 def install(text):
@@ -21,33 +18,6 @@ def install(text):
         when_imported("transformers.modeling_utils", lambda module: watch_loading(module, settings))
     else:
         when_imported("transformers.trainer", lambda module: watch_training(module, settings))
-
-
-def settings_of(**given):
-    """Settings by their names; those that are not given have their defaults."""
-    return SimpleNamespace(**DEFAULTS | given)
-
-
-def note(folder, name, text=""):
-    """Leaves a note for the process that waits for the command; it is kept if it is there already."""
-    if folder:
-        try:
-            with open(os.path.join(folder, name), "x") as file:
-                file.write(text)
-        except OSError:  # it is there, or the folder is on another machine
-            pass
-
-
-def has_note(folder, name):
-    return os.path.exists(os.path.join(folder, name))
-
-
-def read_note(folder, name):
-    try:
-        with open(os.path.join(folder, name)) as file:
-            return file.read()
-    except OSError:
-        return ""
 
 
 def when_imported(name, action):

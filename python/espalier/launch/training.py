@@ -17,7 +17,7 @@ from ..commands.console import say
 from ..errors import InputError, Unsupported
 from ..hf.families import backbone_of
 from ..hf.patching import patch_of
-from . import hooks
+from . import notes
 
 _started = weakref.WeakSet()  # trainers that have been patched
 
@@ -33,7 +33,7 @@ def begin(trainer, settings):
             trl.patch(trainer, backend=settings.backend, check=settings.check, keep_groups=settings.keep_groups,
                       skip_logits=settings.skip_logits)  # fmt: skip
             _started.add(trainer)
-    hooks.note(settings.folder, "patched")
+    notes.note(settings.folder, "patched")
     if is_first_rank(trainer):
         name, kind = type(backbone_of(model)).__name__, type(trainer).__name__
         say(f"espalier: {kind} trains a {name} that the program has patched itself" if is_patched else
@@ -52,7 +52,7 @@ def loaded(result, settings):
     model = result[0] if isinstance(result, tuple) else result
     if type(model).__name__ in causal_models():
         patch_model(model, settings)
-        hooks.note(settings.folder, "patched")
+        notes.note(settings.folder, "patched")
         tell_of_model(model)
     return result
 
@@ -63,7 +63,7 @@ def patch_worker(model, sequence_ranks):
         if sequence_ranks > 1:
             raise Unsupported(f"ulysses_sequence_parallel_size: expected 1, received {sequence_ranks}: a rank sees parts of "
                               "rows alone")  # fmt: skip
-    patch_model(model, hooks.settings_of())
+    patch_model(model, notes.settings_of())
     tell_of_model(model)
 
 
