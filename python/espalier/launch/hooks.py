@@ -6,6 +6,7 @@ Every process runs this, also those that never train: it loads little."""
 import functools
 import json
 import sys
+from typing import Any
 
 from .notes import note, settings_of
 
@@ -40,7 +41,7 @@ class Watcher:
         self.is_asking = True
         try:
             finders = [finder for finder in sys.meta_path if hasattr(finder, "find_spec")]
-            spec = next(filter(None, (finder.find_spec(name, path, target) for finder in finders)), None)
+            spec: Any = next(filter(None, (finder.find_spec(name, path, target) for finder in finders)), None)
         finally:
             self.is_asking = False
         if spec is not None and hasattr(spec.loader, "exec_module"):
@@ -78,7 +79,7 @@ def watch_training(module, settings):
 
         return training.made_again(trainer, call_model_init(trainer, *args, **kwargs), settings)
 
-    patching_train.of_espalier = True
+    patching_train.of_espalier = True  # type: ignore[attr-defined]
     module.Trainer.train, module.Trainer.call_model_init = patching_train, patching_call_model_init
 
 

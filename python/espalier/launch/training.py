@@ -6,6 +6,7 @@ import contextlib
 import os
 import sys
 import weakref
+from typing import Any
 
 from transformers.models.auto.modeling_auto import (
     MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
@@ -19,7 +20,7 @@ from ..hf.families import backbone_of
 from ..hf.patching import patch_of
 from . import notes
 
-_started = weakref.WeakSet()  # trainers that have been patched
+_started: weakref.WeakSet[Any] = weakref.WeakSet()  # trainers that have been patched
 
 
 def begin(trainer, settings):
@@ -76,7 +77,7 @@ def tell_of_model(model):
     """Says that a model is patched, and at the end of the process what its batches have shared."""
     if is_first_rank():
         say(f"espalier: {type(model).__name__} runs on trees of tokens")
-        given = patch_of(backbone_of(model))  # the model itself may go
+        given: Any = patch_of(backbone_of(model))  # the model itself may go
         atexit.register(lambda: given.sharing.batches and say(f"espalier: {given.sharing}"))
 
 

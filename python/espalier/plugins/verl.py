@@ -25,7 +25,7 @@ def watch_patches(module):
 
     for each in list(sys.modules.values()):
         if getattr(each, "apply_monkey_patch", None) is apply:
-            each.apply_monkey_patch = patching
+            each.__dict__["apply_monkey_patch"] = patching
 
 
 hooks.when_imported("verl.models.transformers.monkey_patch", watch_patches)
