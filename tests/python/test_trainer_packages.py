@@ -82,6 +82,7 @@ dataset: tiny
 dataset_dir: .
 template: qwen3
 output_dir: out_factory
+overwrite_output_dir: true
 per_device_train_batch_size: 4
 max_steps: 5
 logging_steps: 1
