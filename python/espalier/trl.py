@@ -24,7 +24,7 @@ _OVER_PADDING = {
 }
 
 
-def patch(trainer: Trainer, *, backend: str = "auto", check: bool = False, keep_groups: bool = True,
+def patch(trainer: Trainer, *, backend: str = "auto", check: bool = False, keep_groups: bool = True, skip_logits: bool = False,
           dropout: str | None = None) -> Trainer:  # fmt: skip
     """Makes the model of a TRL trainer, its reference model and its teacher run on the forests of their batches.
 
@@ -41,6 +41,7 @@ def patch(trainer: Trainer, *, backend: str = "auto", check: bool = False, keep_
             micro-batches, so that the generations of a prompt share it. Optimiser steps consist of the same rows as before if
             gradient_accumulation_steps is a multiple of steps_per_generation, as by default; docs/compatibility.md lists the
             losses for which the gradients are then the same, too.
+        skip_logits: As in `espalier.hf.patch`; it concerns the model that is trained.
         dropout: As in `espalier.hf.patch`. Many trainers of TRL switch dropout off by themselves (disable_dropout=True).
 
     Returns:
@@ -66,7 +67,8 @@ def patch(trainer: Trainer, *, backend: str = "auto", check: bool = False, keep_
     if (ref_model := getattr(trainer, "ref_model", None)) is not None:
         patch_model(ref_model, backend=backend, dropout=dropout)
     _patch_teacher(trainer, backend)
-    patch_model(model, backend=backend, check=check, dropout=dropout)  # last: it may be the teacher too, and keeps its check
+    # Last: it may be the teacher too, and keeps its check.
+    patch_model(model, backend=backend, check=check, skip_logits=skip_logits, dropout=dropout)
     if (name := _listed(trainer, _OVER_PADDING)) is not None:
         warnings.warn(f"espalier.trl: {name} takes {_OVER_PADDING[name]} over padding too, where a patched model gives zeros: "
                       "these metrics differ from those of an unpatched model; the loss and its gradients do not",

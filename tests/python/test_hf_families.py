@@ -8,7 +8,8 @@ import sys
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
+import transformers
+from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
 import espalier
 from conftest import REPOSITORY
@@ -25,7 +26,7 @@ EQUAL = ["cohere2", "exaone4", "gemma", "gemma3_text", "glm4", "gpt2", "gpt_neox
          "olmoe", "phi3", "smollm3", "starcoder2"]  # fmt: skip
 REFUSED = {
     "bloom": "wrong on trees.*: h.0.self_attention .BloomAttention",  # ALiBi
-    "falcon_h1": "layers.0.mamba",
+    "falcon_h1": "layers.0.mamba|a forward without a forest",  # the second before Transformers 5.23
     "falcon_mamba": "layers.0.mixer .FalconMambaMixer",
     "gemma2": "attn_logit_softcapping: expected none",
     "lfm2": "layers.0.conv .Lfm2ShortConv",
@@ -165,15 +166,16 @@ def test_once_for_each_configuration(monkeypatch):
     monkeypatch.setattr(proof, "_verdicts", {})  # another process
     patch(default_model("olmo2"))
     assert len(proven) == 2
-    patch(default_model("llama"))  # the tests cover it
-    assert len(proven) == 2
+    patch(default_model("llama"))
+    count = 2 if proof.is_tested() else 3  # the tests cover it, with versions that they are run with
+    assert len(proven) == count
     file = next(verdicts.folder().glob("olmo2-*.json"))
     assert json.loads(file.read_text()) == {"fault": None, "not_small": None}
     for broken in verdicts.folder().glob("*.json"):
         broken.write_text("{")
     monkeypatch.setattr(proof, "_verdicts", {})
     patch(default_model("olmo2"))
-    assert len(proven) == 3
+    assert len(proven) == count + 1
 
 
 def test_a_disk_that_cannot_be_written(monkeypatch, tmp_path):
@@ -274,6 +276,8 @@ def test_verification_of_other_families(model_type):
 
 def test_a_step_takes_layers_that_run_once():
     """hrm_text runs its layers in cycles: in a partition, descendants would read the keys of the last."""
+    if "hrm_text" not in CONFIG_MAPPING:
+        pytest.skip(f"Transformers {transformers.__version__} has no hrm_text")
     rows = [[5, 6, 7, 8, 9, 10, 11], [5, 6, 7, 8, 12, 13, 14], [5, 6, 7, 8, 12, 15, 16]]
     plan = espalier.plan(espalier.build(rows), token_budget=6)
     with pytest.raises(Unsupported, match="expected layers that run once, received layer"):

@@ -14,12 +14,13 @@ import weakref
 
 import pytest
 import torch
+import transformers
 
 from espalier.errors import Unsupported
-from espalier.hf import attention, mixers, patch, patching, sharing, unpatch
+from espalier.hf import attention, mixers, older_mixers, patch, patching, sharing, unpatch
 from espalier.hf.families import backbone_of
 from espalier.hf.float64 import InFloat64
-from hf_models import FORMS, KINDS, alone, branching_rows, make_model, packed, padded, sums_of, worst_error
+from hf_models import FORMS, KINDS, SINCE, VERSION, alone, branching_rows, make_model, packed, padded, sums_of, worst_error
 
 EXACT = 1e-12
 
@@ -100,6 +101,8 @@ def test_loss_of_the_model_itself(kind):
 @pytest.mark.parametrize("kind", ["qwen3_moe", "gpt_oss", "qwen3_next", "granitemoehybrid"])
 def test_losses_of_routers(kind):
     """Shared tokens count as often as rows pass through them. With a negative control: once is something else."""
+    if kind == "granitemoehybrid" and VERSION < SINCE["granitemoehybrid-dense"]:
+        pytest.skip(f"Transformers {transformers.__version__} cannot compute this loss of routers itself")
     model, batch = make_model(kind), padded(branching_rows())
     model.router_aux_loss_coef = 0.7
 
@@ -196,7 +199,8 @@ def test_unpatch_restores_everything():
     before = {name: getattr(module, name) for name in mixers.GATED_DELTA_NET}
     config, logits = model.config, model(**batch).logits
     patch(patch(model))
-    assert module.causal_conv1d_fn is not before["causal_conv1d_fn"]
+    is_older = older_mixers.is_older(module, mixers.GATED_DELTA_NET)  # whose layers hold what they call
+    assert is_older or module.causal_conv1d_fn is not before["causal_conv1d_fn"]
     assert not torch.equal(model(**batch).logits, logits)  # zeros at padding, and another order of adding
     assert unpatch(unpatch(model)) is model
     assert {name: getattr(module, name) for name in mixers.GATED_DELTA_NET} == before

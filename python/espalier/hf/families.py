@@ -189,6 +189,8 @@ def _checkpoints_reentrantly(module: Any) -> bool:
     function = getattr(module, "_gradient_checkpointing_func", None)
     if not getattr(module, "gradient_checkpointing", False) or function is None:
         return False
+    if getattr(function, "__globals__", {}).get("__name__", "").startswith("llamafactory."):
+        function = getattr(function, "__wrapped__", function)  # theirs only chooses which layers it is for
     is_known = isinstance(function, functools.partial) and function.func is checkpoint
     return not (is_known and function.keywords.get("use_reentrant") is False)
 

@@ -19,6 +19,7 @@ void add_all_commands(std::deque<Command>* all, const std::function<std::string(
   add(export_command());
   group = "Training";
   add(train_command());
+  add(launch_command());
   add(logprobs_command());
   add(merge_command());
   add(sample_command());

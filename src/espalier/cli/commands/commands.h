@@ -20,6 +20,7 @@ Command export_command();
 Command import_command();
 Command init_command();
 Command inspect_command();
+Command launch_command();
 Command logprobs_command();
 Command man_command(const std::deque<Command>* all, const std::function<std::string()>& version);
 Command merge_command();

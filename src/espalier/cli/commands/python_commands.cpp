@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// espalier prepare, import and export: run the Python package, which has the tokenizers with their templates
-// and the libraries that read other trainers' files.
+// espalier prepare, import, export and launch: run the Python package, which has the tokenizers with their templates,
+// the libraries that read other trainers' files, and the patches for other trainers.
 #include <unistd.h>
 
 #include <cerrno>
@@ -90,6 +90,13 @@ Command export_command() {
                      .summary = "Convert trajectories to the formats of other trainers",
                      .words = {"-m", "espalier.io", "export"},
                      .package = "numpy"});
+}
+
+Command launch_command() {
+  return command_of({.name = "launch",
+                     .summary = "Run the command of another trainer, with its models on trees",
+                     .words = {"-m", "espalier.launch"},
+                     .package = "transformers"});
 }
 
 }  // namespace espalier::cli

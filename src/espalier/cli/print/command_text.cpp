@@ -19,6 +19,7 @@ constexpr const char* kClosing =
     "  espalier verify  --model DIR --data rows.jsonl --limit 8            proof on your model and data\n"
     "  espalier train   --model DIR --data rows.jsonl --out RUN            train; then "
     "RUN/checkpoints/step_N\n"
+    "  espalier launch -- COMMAND ...                                      or train with another trainer\n"
     "\n`espalier COMMAND --help` says more about each command.";
 
 constexpr const char* kOtherGroup = "Other";
