@@ -168,6 +168,15 @@ def prepare(models, tmp_path):
     return run
 
 
+@pytest.fixture(scope="session", autouse=True)
+def own_cache(tmp_path_factory):
+    """Verdicts and rates that tests leave are not those of the user. Workers share them."""
+    folder = tmp_path_factory.getbasetemp()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str((folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder) / "cache"))
+        yield
+
+
 @pytest.fixture(scope="session")
 def espalier(tmp_path_factory):
     """Runs bin/espalier with the given arguments and a cache of the tests' own; a failure shows what it printed."""

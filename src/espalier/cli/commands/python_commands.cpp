@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// espalier prepare, import, export and launch: run the Python package, which has the tokenizers with their templates,
-// the libraries that read other trainers' files, and the patches for other trainers.
+// espalier prepare, import, export and launch: run the Python package, which has the tokenizers with their
+// templates, the libraries that read other trainers' files, and the patches for other trainers.
 #include <unistd.h>
 
 #include <cerrno>
