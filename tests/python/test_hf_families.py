@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM
 import espalier
 from conftest import REPOSITORY
 from espalier.errors import Unsupported
-from espalier.hf import patch, patching, proof, verdicts
+from espalier.hf import mixers, patch, patching, proof, verdicts
 from espalier.hf.families import backbone_of, stock_class
 from espalier.hf.float64 import InFloat64
 from espalier.hf.small_copy import NotSmall, Scale, draw_weights, kinds_of_layers, small_config, small_model
@@ -21,18 +21,14 @@ from hf_default_models import default_model
 from hf_models import alone, branching_rows, padded, sums_of, worst_error
 
 CONVOLUTIONS = ["conv", "conv", "full_attention"]
-EQUAL = ["cohere2", "exaone4", "gemma", "gemma3_text", "glm4", "gpt2", "gpt_neox", "granite", "ministral3", "mixtral", "olmo2",
-         "olmoe", "phi3", "smollm3", "starcoder2"]  # fmt: skip
+EQUAL = ["bart", "cohere2", "exaone4", "falcon_h1", "gemma", "gemma2", "gemma3_text", "glm4", "gpt2", "gpt_neox", "granite", "lfm2",
+         "llama4_text", "ministral3", "mixtral", "nemotron_h", "olmo2", "olmo_hybrid", "olmoe", "phi3", "smollm3", "stablelm",
+         "starcoder2", "zamba2"]  # fmt: skip
 REFUSED = {
     "bloom": "wrong on trees.*: h.0.self_attention .BloomAttention",  # ALiBi
-    "falcon_h1": "layers.0.mamba",
     "falcon_mamba": "layers.0.mixer .FalconMambaMixer",
-    "gemma2": "attn_logit_softcapping: expected none",
-    "lfm2": "layers.0.conv .Lfm2ShortConv",
-    "llama4_text": "layers.0.self_attn .Llama4TextAttention",  # chunks
+    "kimi_linear": "layers.0.self_attn",
     "minimax": "layers.1.self_attn",
-    "nemotron_h": "layers.0.mixer",
-    "olmo_hybrid": "layers.0.linear_attn",
     "phimoe": "layers..*.mlp",  # routing at random
     "rwkv": "blocks.0.attention",
 }  # fmt: skip
@@ -51,8 +47,9 @@ def settings_of(model_type):
 
 @pytest.mark.parametrize("model_type", EQUAL)
 def test_families_that_are_exact(model_type):
-    patch(default_model(model_type))
-    model = small_model(stock_class(backbone_of(default_model(model_type))), default_model(model_type).config)
+    model = default_model(model_type, **settings_of(model_type))
+    patch(model)
+    model = small_model(stock_class(backbone_of(model)), backbone_of(model).config)
     assert proof.error_of(model, patching._attached_and_proven)[0] <= 1e-11
 
 
@@ -65,7 +62,10 @@ def test_families_that_are_refused(model_type):
 
 
 @pytest.mark.parametrize("model_type", ["bloom", "falcon_mamba", "lfm2", "llama4_text", "minimax", "nemotron_h", "olmo_hybrid", "rwkv"])
-def test_the_proof_is_sharp(model_type):
+def test_the_proof_is_sharp(model_type, monkeypatch):
+    """Where nothing follows the forest but attention without chunks."""
+    monkeypatch.setattr(mixers, "MIXERS", {})
+    monkeypatch.setattr(patching.attention, "_chunk_of", lambda *_: 0)
     model = default_model(model_type, **settings_of(model_type))
     small = small_model(stock_class(backbone_of(model)), backbone_of(model).config)
     assert proof.error_of(small, patching._attached_and_proven)[0] > 1e-2
@@ -139,7 +139,7 @@ def test_spoiled_attention_on_trees(monkeypatch):
     monkeypatch.setattr(proof, "_verdicts", {})
     patch(default_model("gemma3_text"))
     attend = patching.attention._BY_BACKEND["espalier"]
-    monkeypatch.setitem(patching.attention._BY_BACKEND, "espalier", lambda *a: attend(*a[:5], 0, a[6]))
+    monkeypatch.setitem(patching.attention._BY_BACKEND, "espalier", lambda run, asked: attend(run, asked._replace(window=0)))
     refused_with(lambda run: None)
 
 

@@ -30,6 +30,8 @@ ACTIVATIONS = {None: False, "silu": True, "swish": True}  # whether causal_conv1
 def _convolve(run: "TreeRun", hidden_states: Tensor, weight: Tensor, bias: Tensor | None = None,
               activation: str | None = None, **_: Any) -> Tensor:  # fmt: skip
     """causal_conv1d_fn: hidden_states [1, C, T], weight [C, W], bias [C]; returns [1, C, T]."""
+    if activation not in ACTIVATIONS:
+        raise Unsupported(f"causal convolution: expected SiLU or no activation, received {activation!r}")
     x = hidden_states.squeeze(0).t()
     weight = weight if weight.dtype == x.dtype else weight.to(_dtype_of_sums(x))
     bias = bias if bias is None or bias.dtype == x.dtype else bias.to(_dtype_of_sums(x))
@@ -88,6 +90,8 @@ def _dtype_of_sums(tensor: Tensor) -> torch.dtype:
 GATED_DELTA_NET: Mixer = {"causal_conv1d_fn": _convolve, "torch_chunk_gated_delta_rule": _gated_delta_rule}
 MAMBA2: Mixer = {"causal_conv1d_fn": _convolve, "mamba2_chunk_scan": _ssm_scan,
           "mamba2_split_conv1d_scan_combined": _no_shortcut}  # fmt: skip
+
+MIXERS: Mixer = {**GATED_DELTA_NET, **MAMBA2}
 
 COUNTED = ("causal_conv1d_fn", "torch_chunk_gated_delta_rule", "mamba2_chunk_scan")  # each mixer calls those of its kind once
 

@@ -13,10 +13,11 @@ from torch import Tensor
 
 from ..errors import Unsupported
 from ..trees import Layout, build
-from . import attention, mixers, older_mixers, proof, routes, shared_head, text_rows
+from . import attention, mixers, older_mixers, proof, routes, shared_head, text_rows, told
 from .asked import Asked, Given, asked_of, asking, index_of
 from .config_view import is_view, original_of, tree_view
-from .families import FAMILIES, backbone_of, check_mixers, check_model, check_training, composite_of, mixer_of
+from .families import (FAMILIES, backbone_of, check_mixers, check_model, check_training, composite_of, is_tested_family,
+                       mixer_of)  # fmt: skip
 from .resting import Rest
 from .rows import Rows, check_boundaries, read_rows
 from .run import Expand, TreeRun
@@ -182,9 +183,11 @@ class Patch:
         self.meter: Any = None  # SharingMeter of the batches that are trained on
         self.partial_gradients: str | None = None  # which of a step, where a loop over a Step was left early
         self.skip_logits = False  # in training with labels
+        self.is_told = False  # by told.attach
 
     def attach(self, backbone: Any) -> None:
         self.install_mixers(backbone)
+        self.is_told = not is_tested_family(backbone) and told.attach(backbone)
         views: dict[int, Any] = {}  # one for each config
         for module in backbone.modules():
             config = module.__dict__.get("config")
@@ -211,6 +214,7 @@ class Patch:
         for module in backbone.modules():
             if is_view(module.__dict__.get("config")):
                 module.config = original_of(module.config)
+        told.detach(backbone)
         if (mixer := mixer_of(backbone)) is None:
             return
         if older_mixers.is_older(*mixer):
@@ -241,6 +245,12 @@ class Patch:
         return forest_of(arguments)
 
     def call_stock(self, backbone: Any, arguments: Mapping[str, Any]) -> Any:
+        if not self.is_told:
+            return self._call_stock(backbone, arguments)
+        with told.of_model(arguments.get("espalier_tree")):
+            return self._call_stock(backbone, arguments)
+
+    def _call_stock(self, backbone: Any, arguments: Mapping[str, Any]) -> Any:
         return self.stock_forward(**arguments) if self.stock_forward else type(backbone).forward(backbone, **arguments)
 
     def __getstate__(self) -> dict[str, Any]:
