@@ -28,7 +28,6 @@ REFUSED = {
     "bloom": "wrong on trees.*: h.0.self_attention .BloomAttention",  # ALiBi
     "falcon_mamba": "layers.0.mixer .FalconMambaMixer",
     "kimi_linear": "layers.0.self_attn",
-    "minimax": "layers.1.self_attn",
     "phimoe": "layers..*.mlp",  # routing at random
     "rwkv": "blocks.0.attention",
 }  # fmt: skip

@@ -117,7 +117,7 @@ def mixer_of(backbone: Any) -> tuple[ModuleType, mixers.Mixer] | None:
     if is_tested_family(backbone):
         mixer = FAMILIES[backbone.config.model_type][1]
     else:
-        mixer = {name: function for name, function in mixers.MIXERS.items() if callable(getattr(module, name, None))}
+        mixer = mixers.known_of(module)
     return (module, mixer) if mixer else None
 
 

@@ -1,44 +1,63 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Gated delta rules over a forest with Transformers before 5.16.
+"""Recurrent layers over a forest with Transformers before 5.16.
 
-Their layers keep the functions that they call as attributes, and do not hand them the arguments of the model's forward. So
-the attributes are replaced by functions that follow the forest of which the layer around has been told (told.py)."""
+Their mixers keep the functions that they call as attributes, or call a module for their convolution, and hand neither the
+arguments of the model's forward. So both follow the forest of which the layer around has been told (told.py)."""
 
+import sys
 from collections.abc import Callable
-from types import ModuleType
 from typing import Any
 
-from torch import Tensor
-from torch.nn.functional import conv1d, silu
+from torch import Tensor, nn
+from torch.nn.functional import conv1d, pad, silu
 
 from . import mixers, told
+from .families import FAMILIES, stock_class
 
 _REPLACED = {"causal_conv1d_fn": "causal_conv1d_fn", "chunk_gated_delta_rule": "torch_chunk_gated_delta_rule"}
 
 
-def is_older(module: ModuleType, mixer: mixers.Mixer) -> bool:
-    """Whether layers of `module` with `mixer` are as this module has them."""
-    return mixer is mixers.GATED_DELTA_NET and hasattr(module, "is_fast_path_available")
+def is_older(backbone: Any) -> bool:
+    """Whether recurrent layers of `backbone`, if it has any, are as this module has them."""
+    _, mixer = FAMILIES.get(backbone.config.model_type, ("", mixers.GATED_DELTA_NET))
+    return mixer is mixers.GATED_DELTA_NET and hasattr(sys.modules[stock_class(backbone).__module__], "is_fast_path_available")
 
 
-def attach(backbone: Any, mixer: mixers.Mixer) -> None:
+def attach(backbone: Any) -> None:
     """Makes the recurrent layers of `backbone` follow the forest; harmless where they do."""
     told.attach(backbone, every_layer=True)
-    for inner in _mixers_of(backbone):
-        if not isinstance(inner.causal_conv1d_fn, OnTree):
+    for module in backbone.modules():
+        if all(hasattr(module, name) for name in _REPLACED) and not isinstance(module.causal_conv1d_fn, OnTree):
             for name, counted in _REPLACED.items():
-                setattr(inner, name, OnTree(counted, getattr(inner, name), mixer[counted]))
+                setattr(module, name, OnTree(counted, getattr(module, name), mixers.MIXERS[counted]))
+        if _is_causal_convolution(module) and _convolved not in module._forward_hooks.values():
+            module.register_forward_hook(_convolved)
 
 
 def detach(backbone: Any) -> None:
-    """Takes back `attach`."""
-    for inner in _mixers_of(backbone):
-        for name in _REPLACED:
-            setattr(inner, name, getattr(getattr(inner, name), "stock", getattr(inner, name)))
+    """Takes back `attach`, but for what told.detach does."""
+    for module in backbone.modules():
+        if all(hasattr(module, name) for name in _REPLACED):
+            for name in _REPLACED:
+                setattr(module, name, getattr(getattr(module, name), "stock", getattr(module, name)))
+        for key in [key for key, hook in module._forward_hooks.items() if hook is _convolved]:
+            del module._forward_hooks[key]
 
 
-def _mixers_of(backbone: Any) -> list[Any]:
-    return [module for module in backbone.modules() if all(hasattr(module, name) for name in _REPLACED)]
+def _is_causal_convolution(module: Any) -> bool:
+    """Whether it is one of each channel on its own, padded so that its first outputs are those of a causal one."""
+    return (type(module) is nn.Conv1d and module.groups == module.in_channels == module.out_channels
+            and (module.stride, module.dilation, module.padding_mode) == ((1,), (1,), "zeros")
+            and module.padding == (module.kernel_size[0] - 1,))  # fmt: skip
+
+
+def _convolved(module: Any, args: tuple[Tensor, ...], output: Tensor) -> Tensor:
+    """The output along the paths of a forest, where there is one; what callers cut off is zeros."""
+    run = told.run_of_layer()
+    if run is None:
+        return output
+    found = mixers.MIXERS["causal_conv1d_fn"](run, args[0], module.weight.squeeze(1), module.bias)
+    return pad(found, (0, output.shape[-1] - found.shape[-1]))
 
 
 class OnTree:

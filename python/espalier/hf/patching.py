@@ -215,19 +215,15 @@ class Patch:
             if is_view(module.__dict__.get("config")):
                 module.config = original_of(module.config)
         told.detach(backbone)
-        if (mixer := mixer_of(backbone)) is None:
-            return
-        if older_mixers.is_older(*mixer):
+        if older_mixers.is_older(backbone):
             older_mixers.detach(backbone)
-        else:
+        elif (mixer := mixer_of(backbone)) is not None:
             mixers.uninstall(*mixer, backbone)
 
     def install_mixers(self, backbone: Any) -> None:
-        if (mixer := mixer_of(backbone)) is None:
-            return
-        if older_mixers.is_older(*mixer):
-            older_mixers.attach(backbone, mixer[1])
-        else:
+        if older_mixers.is_older(backbone):
+            older_mixers.attach(backbone)
+        elif (mixer := mixer_of(backbone)) is not None:
             mixers.install(*mixer, backbone)
 
     def replay_routes(self, backbone: Any) -> None:
