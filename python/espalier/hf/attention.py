@@ -62,7 +62,8 @@ def _at_positions(module: Any, run: TreeRun, query: Tensor) -> Tensor:
         return query
 
     def factor(positions: Tensor) -> Tensor:
-        return torch.log1p(torch.floor((positions.float() + 1) / module.floor_scale)) * module.attn_scale + 1
+        found: Tensor = torch.log1p(torch.floor((positions.float() + 1) / module.floor_scale)) * module.attn_scale + 1
+        return found
 
     numbers = torch.arange(run.num_tokens, device=query.device)
     ratio = factor(run.position.to(query.device)) / factor(numbers)
@@ -97,8 +98,10 @@ def as_autocast(*tensors: Tensor) -> tuple[Tensor, ...]:
 
 
 def _by_espalier(run: TreeRun, asked: Attention) -> Tensor:
+    out: Tensor
     if asked.softcap:
-        return dense_attention.attend(run, asked)
+        out = dense_attention.attend(run, asked)
+        return out
     query, key, value = (tensor.squeeze(0).transpose(0, 1) for tensor in asked[:3])
     width = max(key.shape[-1], value.shape[-1])  # the operator has one for all; zeros change nothing
     query, key, value = (_as_wide_as(width, tensor) for tensor in (query, key, value))
@@ -122,8 +125,10 @@ def _as_wide_as(width: int, tensor: Tensor) -> Tensor:
 
 
 def _by_sdpa(run: TreeRun, asked: Attention) -> Tensor:
+    out: Tensor
     if asked.softcap:
-        return dense_attention.attend(run, asked)
+        out = dense_attention.attend(run, asked)
+        return out
     if asked.sinks is not None:
         raise Unsupported('backend="sdpa": expected a model without sinks, received s_aux; take backend="espalier" or '
                           '"flex"')  # fmt: skip

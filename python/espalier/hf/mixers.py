@@ -2,8 +2,9 @@
 """Recurrent mixers over a forest.
 
 The mixers of Transformers call functions of their module, and hand them the keyword arguments of the model's forward.
-These functions are replaced by ones that follow the forest where they are handed one, as `espalier_tree`; without it
-they are the functions of Transformers, so that other models of the module stay as they are, in backward as well.
+These functions are replaced by ones that follow the forest where they are handed one, as `espalier_tree`, or where the layer
+around has been told of one (told.py); without it they are the functions of Transformers, so that other models of the module
+stay as they are, in backward as well.
 """
 
 import functools
@@ -18,6 +19,7 @@ from torch.nn.functional import softplus
 
 from .. import ops
 from ..errors import Unsupported
+from . import told
 
 if TYPE_CHECKING:
     from .run import TreeRun
@@ -118,7 +120,10 @@ def known_of(module: ModuleType) -> Mixer:
 
 
 def _found(module: ModuleType, name: str) -> Any:
-    return functools.reduce(lambda owner, part: getattr(owner, part, None), name.split("."), module)
+    owner: Any = module
+    for part in name.split("."):
+        owner = getattr(owner, part, None)
+    return owner
 
 
 def _set(module: ModuleType, name: str, function: Any) -> None:
@@ -126,8 +131,9 @@ def _set(module: ModuleType, name: str, function: Any) -> None:
     setattr(_found(module, owner) if owner else module, attribute, function)
 
 
-def install(module: ModuleType, mixer: Mixer, backbone: Any) -> None:
-    """Replaces the functions of `module` that `mixer` names, for as long as `backbone` lives and is not uninstalled."""
+def install(module: ModuleType, mixer: Mixer, backbone: Any, is_told: bool = False) -> None:
+    """Replaces the functions of `module` that `mixer` names, for as long as `backbone` lives and is not uninstalled. is_told:
+    they may be handed no forest by layers that are told of it (told.py)."""
     for name in mixer:
         if _found(module, name) is None:
             raise Unsupported(f"{module.__name__}: expected the function {name}, received a version of Transformers "
@@ -139,7 +145,7 @@ def install(module: ModuleType, mixer: Mixer, backbone: Any) -> None:
     for name, on_tree in mixer.items():
         stock = _found(module, name)
         if not hasattr(stock, "espalier_stock"):
-            _set(module, name, _choosing(name, stock, on_tree))
+            _set(module, name, _choosing(name, stock, on_tree, told.run_of_layer if is_told else lambda: None))
 
 
 def uninstall(module: ModuleType, mixer: Mixer, backbone: Any) -> None:
@@ -155,14 +161,16 @@ def _restore_unused(module: ModuleType, mixer: Mixer) -> None:
             _set(module, name, getattr(function, "espalier_stock", function))
 
 
-def _choosing(name: str, stock: Callable[..., Any], on_tree: Callable[..., Any]) -> Callable[..., Any]:
+def _choosing(name: str, stock: Callable[..., Any], on_tree: Callable[..., Any],
+              run_around: "Callable[[], TreeRun | None]") -> Callable[..., Any]:  # fmt: skip
     @functools.wraps(stock)
     def mixed(*args: Any, espalier_tree: "TreeRun | None" = None, **kwargs: Any) -> Any:
-        if espalier_tree is None:
+        run = run_around() if espalier_tree is None else espalier_tree
+        if run is None:
             return stock(*args, **kwargs)
         if name in COUNTED:
-            espalier_tree.calls[name].add_(1)
-        return on_tree(espalier_tree, *args, **kwargs)
+            run.calls[name].add_(1)
+        return on_tree(run, *args, **kwargs)
 
     mixed.espalier_stock = stock  # type: ignore[attr-defined]
     return mixed

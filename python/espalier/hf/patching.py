@@ -187,7 +187,7 @@ class Patch:
 
     def attach(self, backbone: Any) -> None:
         self.install_mixers(backbone)
-        self.is_told = not is_tested_family(backbone) and told.attach(backbone)
+        self.is_told = not is_tested_family(backbone) and told.attach(backbone, every_layer=mixer_of(backbone) is not None)
         views: dict[int, Any] = {}  # one for each config
         for module in backbone.modules():
             config = module.__dict__.get("config")
@@ -224,7 +224,7 @@ class Patch:
         if older_mixers.is_older(backbone):
             older_mixers.attach(backbone)
         elif (mixer := mixer_of(backbone)) is not None:
-            mixers.install(*mixer, backbone)
+            mixers.install(*mixer, backbone, not is_tested_family(backbone))
 
     def replay_routes(self, backbone: Any) -> None:
         """Call before the first forward pass of a run with routes."""

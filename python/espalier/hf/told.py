@@ -52,7 +52,8 @@ def of_model(run: "TreeRun | None") -> Iterator[None]:
 
 def attach(backbone: Any, every_layer: bool = False) -> bool:
     """Makes embeddings of positions of `backbone` know of the forest, and layers that do not hand on what they are handed, or
-    every layer. Returns whether there are such. Harmless where they know of it."""
+    every layer: those with recurrent mixers may hand it on to some. Returns whether there are such. Harmless where they know
+    of it."""
     is_any = False
     for module in backbone.modules():
         if isinstance(module, GradientCheckpointingLayer) and (every_layer or not _hands_on(module)):
