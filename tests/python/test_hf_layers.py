@@ -5,6 +5,7 @@ deltas, and layers that do not hand on the forest. On random forests, whole and 
 import copy
 import functools
 import random
+import sys
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ from transformers import AutoModelForCausalLM
 import espalier
 from conftest import seed_of
 from espalier.errors import Unsupported
-from espalier.hf import attention, dense_attention, patch, told, unpatch
+from espalier.hf import attention, dense_attention, older_mixers, patch, patching, proof, told, unpatch
 from espalier.hf.asked_attention import Attention, Chunks
 from espalier.hf.float64 import InFloat64
 from espalier.hf.run import TreeRun
@@ -33,6 +34,13 @@ SETTINGS = {
 FAMILIES = ["deepseek_v3", "minicpm3", "mimo_v2_flash", "gemma2", "llama4_text", "lfm2", "bamba", "nemotron_h", "falcon_h1",
             "zamba2", "minimax", "olmo_hybrid", "stablelm", "bart", "opt"]  # fmt: skip
 IN_PIECES = [kind for kind in FAMILIES if kind != "falcon_h1"]  # whose head scales logits
+
+
+@pytest.fixture(autouse=True)
+def fresh(monkeypatch, tmp_path):
+    """No verdicts of other tests."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(proof, "_verdicts", {})
 
 
 @functools.cache
@@ -242,3 +250,61 @@ def test_a_layer_that_runs_by_itself():
     with pytest.raises(Unsupported, match="received a forward without a forest"):
         model.model.layers[0].self_attn(torch.zeros(1, 3, 32, dtype=torch.float64), None,
                                         position_embeddings=(torch.ones(1, 3, 2), torch.ones(1, 3, 2)))  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", ["deepseek_v3", "gemma2", "llama4_text"])
+def test_masks_instead_of_the_operator(kind):
+    rows = random_rows(1)
+    theirs, model = alone(make(kind), rows), patch(make(kind), backend="sdpa")
+    with InFloat64():
+        assert worst_error(sums_of(model, [padded(rows)]), theirs) <= EXACT
+
+
+@pytest.mark.parametrize("kind", ["deepseek_v3", "gemma2", "llama4_text", "lfm2"])
+def test_verification_in_float32(kind):
+    """By the ratio of errors."""
+    assert espalier.hf.verify(make(kind).float(), padded(random_rows(1))).passed
+
+
+def keeping_to_themselves(monkeypatch):
+    """Layers of lfm2 as older versions have them: the convolution is handed nothing of the forest."""
+    layer = sys.modules[type(make("lfm2")).__module__].Lfm2ShortConv
+    stock = layer.forward
+    monkeypatch.setattr(layer, "forward", lambda module, hidden_states, **_: stock(module, hidden_states))
+
+
+def test_mixers_that_are_handed_no_forest(monkeypatch):
+    keeping_to_themselves(monkeypatch)
+    rows = random_rows(2)
+    assert max(errors := wrong("lfm2", rows)) <= EXACT, errors
+    model = patch(make("lfm2"))
+    theirs = sums_of(model, [padded(rows)])
+    model.gradient_checkpointing_enable()
+    assert worst_error(sums_of(model, [padded(rows)]), theirs) <= EXACT
+
+
+def test_mixers_that_nobody_tells(monkeypatch):
+    """Negative control."""
+    keeping_to_themselves(monkeypatch)
+    monkeypatch.setattr(patching.told, "attach", lambda *_, **__: False)
+    with pytest.raises(Unsupported, match="differs: layers.0.conv"):
+        patch(make("lfm2"))
+
+
+def test_convolutions_that_are_modules():
+    """As layers of older versions call them, which cut off what is behind the tokens."""
+    torch.manual_seed(seed_of(0))
+    rows = random_rows(0)
+    forest = espalier.build(rows)
+    layout, layer = forest.layout(), torch.nn.Conv1d(4, 4, 3, groups=4, padding=2).double()
+    assert older_mixers._is_causal_convolution(layer) and not older_mixers._is_causal_convolution(torch.nn.Conv1d(4, 4, 3, padding=2))
+    tokens = torch.randn(1, 4, layout.num_tokens, dtype=torch.float64)
+    paths = [torch.as_tensor(layout.path(number)).long() for number in range(len(rows))]
+    expected = [layer(tokens[..., path])[..., :len(path)] for path in paths]
+    layer.register_forward_hook(older_mixers._convolved)
+    with told.of_layer(TreeRun(layout, torch.device("cpu"), "espalier")):
+        found = layer(tokens)
+    assert found.shape[-1] == layout.num_tokens + 2
+    for path, row in zip(paths, expected):
+        torch.testing.assert_close(found[..., path], row)
+    assert torch.equal(layer(tokens[..., paths[0]])[..., :len(paths[0])], expected[0])

@@ -93,7 +93,7 @@ def _base_of(inner: Any) -> Any:
     base = getattr(inner, "base_model", inner)
     has_head = base is inner and getattr(inner, "get_output_embeddings", lambda: None)() is not None
     base = getattr(inner, "model", inner) if has_head else base  # the prefix of some heads names nothing
-    return base.decoder if list(base._modules) == ["decoder"] else base  # heads go past what is around a decoder alone
+    return base.decoder if list(getattr(base, "_modules", ())) == ["decoder"] else base  # heads go past what is around a decoder alone
 
 
 def stock_class(backbone: Any) -> Any:
