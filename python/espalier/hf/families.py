@@ -93,7 +93,8 @@ def _base_of(inner: Any) -> Any:
     base = getattr(inner, "base_model", inner)
     has_head = base is inner and getattr(inner, "get_output_embeddings", lambda: None)() is not None
     base = getattr(inner, "model", inner) if has_head else base  # the prefix of some heads names nothing
-    return base.decoder if list(getattr(base, "_modules", ())) == ["decoder"] else base  # heads go past what is around a decoder alone
+    is_around = list(getattr(base, "_modules", ())) == ["decoder"]  # heads go past what is around a decoder alone
+    return base.decoder if is_around else base
 
 
 def stock_class(backbone: Any) -> Any:
