@@ -7,11 +7,13 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.functional import scaled_dot_product_attention
+from torch.nn.functional import pad, scaled_dot_product_attention
 from transformers import AttentionInterface
 
 from .. import ops
 from ..errors import Unsupported
+from . import dense_attention, told
+from .asked_attention import Attention
 from .run import TreeRun
 
 NAME = "espalier"  # by which configs ask for it
@@ -24,23 +26,48 @@ def tree_attention(module: Any, query: Tensor, key: Tensor, value: Tensor, atten
                    **_: Any) -> tuple[Tensor, None]:  # fmt: skip
     """The attention function named "espalier" of Transformers' AttentionInterface.
 
-    query [1, H, T, D], key and value [1, K, T, D]; s_aux: a sink [H] per head; espalier_tree: the TreeRun. Returns
-    ([1, T, H, D], None). Raises Unsupported for what changes the result and is not served."""
-    run = espalier_tree
+    query [1, H, T, D], key [1, K, T, D], value [1, K, T, E]; s_aux: a sink [H] per head; espalier_tree: the TreeRun, where the
+    layer hands it on. Returns ([1, T, H, E], None). Raises Unsupported for what changes the result and is not served."""
+    run = told.run_of_layer() if espalier_tree is None else espalier_tree
     if run is None:
         raise Unsupported('attn_implementation="espalier": expected a model patched by espalier.hf.patch, received a '
                           "forward without a forest; load it with another one and patch it")  # fmt: skip
-    if softcap is not None:
-        raise Unsupported(f"softcap: expected none, received {softcap}: attention on trees has no softcap")
     if dropout:
         raise Unsupported(f"dropout: expected 0, received {dropout}: tokens that rows share would share "
                           "what is dropped")  # fmt: skip
     if query.shape[0] != 1 or query.shape[2] != run.num_tokens or key.shape[2] != run.num_tokens:
         raise Unsupported(f"attention: expected queries and keys of the {run.num_tokens} tokens of the forest, "
                           f"received {list(query.shape)} and {list(key.shape)}")  # fmt: skip
+    if getattr(module, "attn_temperature_tuning", False):
+        query = _at_positions(module, run, query)
     query, key, value = as_autocast(query, key, value)
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    return _BY_BACKEND[run.backend](run, query, key, value, scale, sliding_window or 0, s_aux).contiguous(), None
+    asked = Attention(query, key, value, scale, sliding_window or 0, _chunk_of(module, run), softcap or 0.0, s_aux)
+    return _BY_BACKEND[run.backend](run, asked).contiguous(), None
+
+
+def _chunk_of(module: Any, run: TreeRun) -> int:
+    """The size of the chunks of positions in which the layer attends (llama4); 0 where one chunk holds all, or there are none."""
+    config = getattr(module, "config", None)
+    size = getattr(config, "attention_chunk_size", None)
+    if config is None or size is None or run.longest <= size:
+        return 0
+    return int(size) if config.layer_types[module.layer_idx] == "chunked_attention" else 0
+
+
+def _at_positions(module: Any, run: TreeRun, query: Tensor) -> Tensor:
+    """Queries of a layer of llama4 without rope, which has scaled them by the numbers of their rows, scaled by their positions
+    instead."""
+    if module.use_rope:
+        return query
+
+    def factor(positions: Tensor) -> Tensor:
+        found: Tensor = torch.log1p(torch.floor((positions.float() + 1) / module.floor_scale)) * module.attn_scale + 1
+        return found
+
+    numbers = torch.arange(run.num_tokens, device=query.device)
+    ratio = factor(run.position.to(query.device)) / factor(numbers)
+    return (query * ratio[:, None]).to(query.dtype)
 
 
 def resolved(backend: str, device: torch.device) -> str:
@@ -70,64 +97,78 @@ def as_autocast(*tensors: Tensor) -> tuple[Tensor, ...]:
     return tuple(tensor.to(torch.get_autocast_dtype(kind)) for tensor in tensors)
 
 
-def _by_espalier(run: TreeRun, query: Tensor, key: Tensor, value: Tensor, scale: float, window: int,
-                 sinks: Tensor | None) -> Tensor:  # fmt: skip
-    def tokens_first(tensor: Tensor) -> Tensor:
-        return tensor.squeeze(0).transpose(0, 1)
-
-    key, value = tokens_first(key), tokens_first(value)
+def _by_espalier(run: TreeRun, asked: Attention) -> Tensor:
+    out: Tensor
+    if asked.softcap:
+        out = dense_attention.attend(run, asked)
+        return out
+    query, key, value = (tensor.squeeze(0).transpose(0, 1) for tensor in asked[:3])
+    width = max(key.shape[-1], value.shape[-1])  # the operator has one for all; zeros change nothing
+    query, key, value = (_as_wide_as(width, tensor) for tensor in (query, key, value))
     run.leave(key=key, value=value)
-    device = query.device
+    context, device = run.attention_context(), query.device
+    chunks = run.in_chunks(asked.chunk) if asked.chunk else None
+    if chunks is not None:
+        query, key, value = (tensor.index_select(0, chunks.order.to(device)) for tensor in (query, key, value))
+        context = chunks.context(context)
     out = ops.tree_attention(
-        tokens_first(query), key, value, run.subtree_end.to(device), softmax_scale=scale, sliding_window=window,
-        position=run.position.to(device) if window else None, sinks=sinks, **run.attention_context())  # fmt: skip
-    return out.unsqueeze(0)
+        query, key, value, (run if chunks is None else chunks).subtree_end.to(device), softmax_scale=asked.scale,
+        sliding_window=asked.window, position=run.position.to(device) if asked.window else None, sinks=asked.sinks,
+        **context)  # fmt: skip
+    if chunks is not None:
+        out = out.index_select(0, chunks.rank.to(device))
+    return out[..., :asked.value.shape[-1]].unsqueeze(0)
 
 
-def _visible(run: TreeRun, window: int) -> Callable[[Tensor, Tensor], Tensor]:
-    """The mask as a function of query and key numbers, tensors that broadcast."""
-    ends, position = run.subtree_end, run.position
-
-    def visible(query: Tensor, key: Tensor) -> Tensor:
-        seen = (key <= query) & (query < ends[key])
-        return seen & (position[query] - position[key] < window) if window else seen
-
-    return visible
+def _as_wide_as(width: int, tensor: Tensor) -> Tensor:
+    return tensor if tensor.shape[-1] == width else pad(tensor, (0, width - tensor.shape[-1]))
 
 
-def _by_sdpa(run: TreeRun, query: Tensor, key: Tensor, value: Tensor, scale: float, window: int,
-             sinks: Tensor | None) -> Tensor:  # fmt: skip
-    if sinks is not None:
+def _by_sdpa(run: TreeRun, asked: Attention) -> Tensor:
+    out: Tensor
+    if asked.softcap:
+        out = dense_attention.attend(run, asked)
+        return out
+    if asked.sinks is not None:
         raise Unsupported('backend="sdpa": expected a model without sinks, received s_aux; take backend="espalier" or '
                           '"flex"')  # fmt: skip
-    mask = run.masks.get(("sdpa", window))
+    query, key, value = asked[:3]
+    mask = run.masks.get(("sdpa", asked.window, asked.chunk))
     if mask is None:
         number = torch.arange(run.num_tokens, device=run.subtree_end.device)
-        mask = run.masks["sdpa", window] = _visible(run, window)(number[:, None], number[None, :])
+        mask = asked.visible(run)(number[:, None], number[None, :])
+        run.masks["sdpa", asked.window, asked.chunk] = mask
     mask = mask.to(query.device)
     is_grouped = key.shape[1] != query.shape[1]
-    out = scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=scale, enable_gqa=is_grouped)
+    out = scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=asked.scale, enable_gqa=is_grouped)
     return out.transpose(1, 2)
 
 
-def _by_flex(run: TreeRun, query: Tensor, key: Tensor, value: Tensor, scale: float, window: int,
-             sinks: Tensor | None) -> Tensor:  # fmt: skip
+def _by_flex(run: TreeRun, asked: Attention) -> Tensor:
     from torch.nn.attention.flex_attention import AuxRequest, create_block_mask
 
+    query, key, value = asked[:3]
     if query.device.type == "cpu" and torch.is_grad_enabled() and any(x.requires_grad for x in (query, key, value)):
         raise Unsupported('backend="flex": expected a GPU, received gradients on a CPU, for which FlexAttention has '
                           'no backward; take backend="espalier" or "sdpa"')  # fmt: skip
-    mask = run.masks.get(("flex", window))
+    mask = run.masks.get(("flex", asked.window, asked.chunk))
     if mask is None:
-        visible, size = _visible(run, window), run.num_tokens
-        mask = run.masks["flex", window] = create_block_mask(
+        visible, size = asked.visible(run), run.num_tokens
+        mask = run.masks["flex", asked.window, asked.chunk] = create_block_mask(
             lambda _batch, _head, i, j: visible(i, j), None, None, size, size, device=query.device)  # fmt: skip
     out: Tensor
-    out, aux = _flex_attention(query.device.type)(query, key, value, block_mask=mask, scale=scale, enable_gqa=True,
-                                                  return_aux=AuxRequest(lse=True))  # fmt: skip
-    if sinks is not None:  # a key without a value takes its share of the weights
-        out = out * torch.sigmoid(aux.lse - sinks.to(aux.lse.dtype)[None, :, None]).unsqueeze(-1).to(out.dtype)
+    out, aux = _flex_attention(query.device.type)(
+        query, key, value, score_mod=_capped(asked.softcap) if asked.softcap else None, block_mask=mask,
+        scale=asked.scale, enable_gqa=True, return_aux=AuxRequest(lse=True))  # fmt: skip
+    if asked.sinks is not None:  # a key without a value takes its share of the weights
+        share = torch.sigmoid(aux.lse - asked.sinks.to(aux.lse.dtype)[None, :, None])
+        out = out * share.unsqueeze(-1).to(out.dtype)
     return out.transpose(1, 2)
+
+
+@functools.cache
+def _capped(softcap: float) -> Callable[..., Tensor]:
+    return lambda score, *_numbers: softcap * torch.tanh(score / softcap)
 
 
 @functools.cache

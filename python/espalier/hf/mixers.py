@@ -2,8 +2,9 @@
 """Recurrent mixers over a forest.
 
 The mixers of Transformers call functions of their module, and hand them the keyword arguments of the model's forward.
-These functions are replaced by ones that follow the forest where they are handed one, as `espalier_tree`; without it
-they are the functions of Transformers, so that other models of the module stay as they are, in backward as well.
+These functions are replaced by ones that follow the forest where they are handed one, as `espalier_tree`, or where the layer
+around has been told of one (told.py); without it they are the functions of Transformers, so that other models of the module
+stay as they are, in backward as well.
 """
 
 import functools
@@ -18,6 +19,7 @@ from torch.nn.functional import softplus
 
 from .. import ops
 from ..errors import Unsupported
+from . import told
 
 if TYPE_CHECKING:
     from .run import TreeRun
@@ -30,6 +32,8 @@ ACTIVATIONS = {None: False, "silu": True, "swish": True}  # whether causal_conv1
 def _convolve(run: "TreeRun", hidden_states: Tensor, weight: Tensor, bias: Tensor | None = None,
               activation: str | None = None, **_: Any) -> Tensor:  # fmt: skip
     """causal_conv1d_fn: hidden_states [1, C, T], weight [C, W], bias [C]; returns [1, C, T]."""
+    if activation not in ACTIVATIONS:
+        raise Unsupported(f"causal convolution: expected SiLU or no activation, received {activation!r}")
     x = hidden_states.squeeze(0).t()
     weight = weight if weight.dtype == x.dtype else weight.to(_dtype_of_sums(x))
     bias = bias if bias is None or bias.dtype == x.dtype else bias.to(_dtype_of_sums(x))
@@ -77,6 +81,19 @@ def _ssm_scan(run: "TreeRun", hidden_states: Tensor, dt: Tensor, A: Tensor, B: T
     return out.unsqueeze(0).to(dtype)
 
 
+def _lightning_attention(run: "TreeRun", layer: Any, hidden_states: Tensor, *_args: Any, **_: Any) -> tuple[Tensor, None]:
+    """Lightning attention of MiniMax, hidden_states [1, T, C]: its states decay by a constant of each head, which makes them
+    those of Mamba-2 with steps of 1; returns ([1, T, C], None)."""
+    mixed = layer.act_fn(layer.qkv_proj(hidden_states)).squeeze(0)
+    query, key, value = mixed.view(len(mixed), layer.num_attention_heads, -1).chunk(3, -1)
+    decay = -layer.slope_rate.flatten().to(_dtype_of_sums(mixed))
+    out, states = ops.ssm_scan(value, torch.ones_like(query[..., 0], dtype=decay.dtype), decay, key, query, run.prev,
+                               states=run.inherited("states"), ends=run.ends)  # fmt: skip
+    run.leave(states=states)
+    out = layer.norm(out.flatten(1).unsqueeze(0))
+    return layer.out_proj(torch.sigmoid(layer.output_gate(hidden_states)) * out), None
+
+
 def _no_shortcut(_run: "TreeRun", *_args: Any, **_kwargs: Any) -> None:
     """mamba2_split_conv1d_scan_combined: None, which makes the mixer go on to the functions above."""
 
@@ -89,15 +106,36 @@ GATED_DELTA_NET: Mixer = {"causal_conv1d_fn": _convolve, "torch_chunk_gated_delt
 MAMBA2: Mixer = {"causal_conv1d_fn": _convolve, "mamba2_chunk_scan": _ssm_scan,
           "mamba2_split_conv1d_scan_combined": _no_shortcut}  # fmt: skip
 
+# All that we know, for families that a proof decides on; methods by class and name.
+MIXERS: Mixer = {**GATED_DELTA_NET, **MAMBA2, "MiniMaxLightningAttention.forward": _lightning_attention}
+
 COUNTED = ("causal_conv1d_fn", "torch_chunk_gated_delta_rule", "mamba2_chunk_scan")  # each mixer calls those of its kind once
 
 _users: dict[ModuleType, weakref.WeakSet[Any]] = {}  # module -> the patched backbones whose layers call its functions
 
 
-def install(module: ModuleType, mixer: Mixer, backbone: Any) -> None:
-    """Replaces the functions of `module` that `mixer` names, for as long as `backbone` lives and is not uninstalled."""
+def known_of(module: ModuleType) -> Mixer:
+    """Those of MIXERS that `module` has."""
+    return {name: function for name, function in MIXERS.items() if callable(_found(module, name))}
+
+
+def _found(module: ModuleType, name: str) -> Any:
+    owner: Any = module
+    for part in name.split("."):
+        owner = getattr(owner, part, None)
+    return owner
+
+
+def _set(module: ModuleType, name: str, function: Any) -> None:
+    owner, _, attribute = name.rpartition(".")
+    setattr(_found(module, owner) if owner else module, attribute, function)
+
+
+def install(module: ModuleType, mixer: Mixer, backbone: Any, is_told: bool = False) -> None:
+    """Replaces the functions of `module` that `mixer` names, for as long as `backbone` lives and is not uninstalled. is_told:
+    they may be handed no forest by layers that are told of it (told.py)."""
     for name in mixer:
-        if not hasattr(module, name):
+        if _found(module, name) is None:
             raise Unsupported(f"{module.__name__}: expected the function {name}, received a version of Transformers "
                               "without it")  # fmt: skip
     users = _users.setdefault(module, weakref.WeakSet())
@@ -105,9 +143,9 @@ def install(module: ModuleType, mixer: Mixer, backbone: Any) -> None:
         weakref.finalize(backbone, _restore_unused, module, mixer)
         users.add(backbone)  # weak references tell of an end in reverse: this one before the one above
     for name, on_tree in mixer.items():
-        stock = getattr(module, name)
+        stock = _found(module, name)
         if not hasattr(stock, "espalier_stock"):
-            setattr(module, name, _choosing(name, stock, on_tree))
+            _set(module, name, _choosing(name, stock, on_tree, told.run_of_layer if is_told else lambda: None))
 
 
 def uninstall(module: ModuleType, mixer: Mixer, backbone: Any) -> None:
@@ -119,18 +157,20 @@ def uninstall(module: ModuleType, mixer: Mixer, backbone: Any) -> None:
 def _restore_unused(module: ModuleType, mixer: Mixer) -> None:
     if not _users[module]:
         for name in mixer:
-            function = getattr(module, name)
-            setattr(module, name, getattr(function, "espalier_stock", function))
+            function = _found(module, name)
+            _set(module, name, getattr(function, "espalier_stock", function))
 
 
-def _choosing(name: str, stock: Callable[..., Any], on_tree: Callable[..., Any]) -> Callable[..., Any]:
+def _choosing(name: str, stock: Callable[..., Any], on_tree: Callable[..., Any],
+              run_around: "Callable[[], TreeRun | None]") -> Callable[..., Any]:  # fmt: skip
     @functools.wraps(stock)
     def mixed(*args: Any, espalier_tree: "TreeRun | None" = None, **kwargs: Any) -> Any:
-        if espalier_tree is None:
+        run = run_around() if espalier_tree is None else espalier_tree
+        if run is None:
             return stock(*args, **kwargs)
         if name in COUNTED:
-            espalier_tree.calls[name].add_(1)
-        return on_tree(espalier_tree, *args, **kwargs)
+            run.calls[name].add_(1)
+        return on_tree(run, *args, **kwargs)
 
     mixed.espalier_stock = stock  # type: ignore[attr-defined]
     return mixed

@@ -1,54 +1,63 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Gated delta rules over a forest with Transformers before 5.16.
+"""Recurrent layers over a forest with Transformers before 5.16.
 
-Their layers keep the functions that they call as attributes, and do not hand them the arguments of the model's forward. So
-the attributes are replaced by functions that follow the forest of which a hook on the layer around has told them, inside of
-what checkpointing computes again as well."""
+Their mixers keep the functions that they call as attributes, or call a module for their convolution, and hand neither the
+arguments of the model's forward. So both follow the forest of which the layer around has been told (told.py)."""
 
-import threading
-from collections.abc import Callable, Mapping
-from types import ModuleType
+import sys
+from collections.abc import Callable
 from typing import Any
 
-import torch
-from torch import Tensor
-from torch.nn.functional import conv1d, silu
+from torch import Tensor, nn
+from torch.nn.functional import conv1d, pad, silu
 
-from . import mixers
+from . import mixers, told
+from .families import FAMILIES, stock_class
 
-_here = threading.local()  # .run: the TreeRun of the layer that runs in this thread
 _REPLACED = {"causal_conv1d_fn": "causal_conv1d_fn", "chunk_gated_delta_rule": "torch_chunk_gated_delta_rule"}
 
 
-def is_older(module: ModuleType, mixer: mixers.Mixer) -> bool:
-    """Whether layers of `module` with `mixer` are as this module has them."""
-    return mixer is mixers.GATED_DELTA_NET and hasattr(module, "is_fast_path_available")
+def is_older(backbone: Any) -> bool:
+    """Whether recurrent layers of `backbone`, if it has any, are as this module has them."""
+    _, mixer = FAMILIES.get(backbone.config.model_type, ("", mixers.GATED_DELTA_NET))
+    return mixer is mixers.GATED_DELTA_NET and hasattr(sys.modules[stock_class(backbone).__module__], "is_fast_path_available")
 
 
-def attach(backbone: Any, mixer: mixers.Mixer) -> None:
+def attach(backbone: Any) -> None:
     """Makes the recurrent layers of `backbone` follow the forest; harmless where they do."""
-    for layer, inner in _mixers_of(backbone):
-        if not isinstance(inner.causal_conv1d_fn, OnTree):
-            layer.register_forward_pre_hook(_tell, with_kwargs=True)
-            layer.register_forward_hook(_forget, always_call=True)
+    told.attach(backbone, every_layer=True)
+    for module in backbone.modules():
+        if all(hasattr(module, name) for name in _REPLACED) and not isinstance(module.causal_conv1d_fn, OnTree):
             for name, counted in _REPLACED.items():
-                setattr(inner, name, OnTree(counted, getattr(inner, name), mixer[counted]))
+                setattr(module, name, OnTree(counted, getattr(module, name), mixers.MIXERS[counted]))
+        if _is_causal_convolution(module) and _convolved not in module._forward_hooks.values():
+            module.register_forward_hook(_convolved)
 
 
 def detach(backbone: Any) -> None:
-    """Takes back `attach`."""
-    for layer, inner in _mixers_of(backbone):
-        for hooks, own in ((layer._forward_pre_hooks, _tell), (layer._forward_hooks, _forget)):
-            for key in [key for key, hook in hooks.items() if hook is own]:
-                del hooks[key]
-                layer._forward_pre_hooks_with_kwargs.pop(key, None)
-                layer._forward_hooks_always_called.pop(key, None)
-        for name in _REPLACED:
-            setattr(inner, name, getattr(getattr(inner, name), "stock", getattr(inner, name)))
+    """Takes back `attach`, but for what told.detach does."""
+    for module in backbone.modules():
+        if all(hasattr(module, name) for name in _REPLACED):
+            for name in _REPLACED:
+                setattr(module, name, getattr(getattr(module, name), "stock", getattr(module, name)))
+        for key in [key for key, hook in module._forward_hooks.items() if hook is _convolved]:
+            del module._forward_hooks[key]
 
 
-def _mixers_of(backbone: Any) -> list[tuple[Any, Any]]:
-    return [(layer, layer.linear_attn) for layer in backbone.layers if hasattr(layer, "linear_attn")]
+def _is_causal_convolution(module: Any) -> bool:
+    """Whether it is one of each channel on its own, padded so that its first outputs are those of a causal one."""
+    return (type(module) is nn.Conv1d and module.groups == module.in_channels == module.out_channels
+            and (module.stride, module.dilation, module.padding_mode) == ((1,), (1,), "zeros")
+            and module.padding == (module.kernel_size[0] - 1,))  # fmt: skip
+
+
+def _convolved(module: Any, args: tuple[Tensor, ...], output: Tensor) -> Tensor:
+    """The output along the paths of a forest, where there is one; what callers cut off is zeros."""
+    run = told.run_of_layer()
+    if run is None:
+        return output
+    found = mixers.MIXERS["causal_conv1d_fn"](run, args[0], module.weight.squeeze(1), module.bias)
+    return pad(found, (0, output.shape[-1] - found.shape[-1]))
 
 
 class OnTree:
@@ -58,7 +67,7 @@ class OnTree:
         self.counted, self.stock, self.on_tree = counted, stock, on_tree
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        run = getattr(_here, "run", None)
+        run = told.run_of_layer()
         if run is not None:
             run.calls[self.counted].add_(1)
             if "x" in kwargs:
@@ -71,14 +80,3 @@ def _convolve(x: Tensor, weight: Tensor, bias: Tensor | None, activation: str | 
     """What a layer does where it has no causal_conv1d_fn."""
     out = conv1d(x, weight.unsqueeze(1), bias, padding=weight.shape[1] - 1, groups=len(weight))
     return silu(out[..., :x.shape[-1]])
-
-
-@torch.compiler.disable  # type: ignore[untyped-decorator]
-def _tell(layer: Any, _args: Any, kwargs: Mapping[str, Any]) -> None:
-    run = kwargs.get("espalier_tree")
-    _here.run = None if run is None else run.at(layer.linear_attn.layer_idx)
-
-
-@torch.compiler.disable  # type: ignore[untyped-decorator]
-def _forget(_layer: Any, _args: Any, _output: Any) -> None:
-    _here.run = None

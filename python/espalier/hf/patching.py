@@ -14,11 +14,12 @@ from torch import Tensor
 
 from ..errors import Unsupported
 from ..trees import Layout, build
-from . import attention, mixers, older_mixers, proof, routes, shared_head, text_rows
+from . import attention, mixers, older_mixers, proof, routes, shared_head, text_rows, told
 from .asked import Asked, Given, asked_of, asking, index_of
 from .config_view import is_view, original_of, tree_view
 from .dropout import checked_choice, noise_of_batch
-from .families import FAMILIES, backbone_of, check_mixers, check_model, check_training, composite_of, mixer_of
+from .families import (FAMILIES, backbone_of, check_mixers, check_model, check_training, composite_of, is_tested_family,
+                       mixer_of)  # fmt: skip
 from .resting import Rest
 from .rows import Rows, check_boundaries, read_rows
 from .run import Expand, TreeRun
@@ -186,9 +187,11 @@ class Patch:
         self.partial_gradients: str | None = None  # which of a step, where a loop over a Step was left early
         self.skip_logits = False  # in training with labels
         self.dropout: str | None = None  # "shared": one draw for each distinct token
+        self.is_told = False  # by told.attach
 
     def attach(self, backbone: Any) -> None:
         self.install_mixers(backbone)
+        self.is_told = not is_tested_family(backbone) and told.attach(backbone, every_layer=mixer_of(backbone) is not None)
         views: dict[int, Any] = {}  # one for each config
         for module in backbone.modules():
             config = module.__dict__.get("config")
@@ -215,20 +218,17 @@ class Patch:
         for module in backbone.modules():
             if is_view(module.__dict__.get("config")):
                 module.config = original_of(module.config)
-        if (mixer := mixer_of(backbone)) is None:
-            return
-        if older_mixers.is_older(*mixer):
+        told.detach(backbone)
+        if older_mixers.is_older(backbone):
             older_mixers.detach(backbone)
-        else:
+        elif (mixer := mixer_of(backbone)) is not None:
             mixers.uninstall(*mixer, backbone)
 
     def install_mixers(self, backbone: Any) -> None:
-        if (mixer := mixer_of(backbone)) is None:
-            return
-        if older_mixers.is_older(*mixer):
-            older_mixers.attach(backbone, mixer[1])
-        else:
-            mixers.install(*mixer, backbone)
+        if older_mixers.is_older(backbone):
+            older_mixers.attach(backbone)
+        elif (mixer := mixer_of(backbone)) is not None:
+            mixers.install(*mixer, backbone, not is_tested_family(backbone))
 
     def replay_routes(self, backbone: Any) -> None:
         """Call before the first forward pass of a run with routes."""
@@ -245,6 +245,12 @@ class Patch:
         return forest_of(arguments)
 
     def call_stock(self, backbone: Any, arguments: Mapping[str, Any]) -> Any:
+        if not self.is_told:
+            return self._call_stock(backbone, arguments)
+        with told.of_model(arguments.get("espalier_tree")):
+            return self._call_stock(backbone, arguments)
+
+    def _call_stock(self, backbone: Any, arguments: Mapping[str, Any]) -> Any:
         return self.stock_forward(**arguments) if self.stock_forward else type(backbone).forward(backbone, **arguments)
 
     def __getstate__(self) -> dict[str, Any]:

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from ..trees import Layout
+from .asked_attention import Chunks
 from .mixers import COUNTED
 
 
@@ -16,6 +17,7 @@ class TreeRun:
 
     subtree_end, position  [T] int32 on the device of the model
     prev                   [T] int32 on the CPU, by which recurrences walk
+    longest                positions of the deepest token and all before it
     routes                 [R, T, K] int64 on the device of the model: what its R routers replay; None: they choose
     replayed               the numbers of the routers that did so
     masks                  what backends make of it, kept for the other layers
@@ -28,14 +30,22 @@ class TreeRun:
         self.num_tokens = layout.num_tokens
         self.subtree_end = torch.tensor(layout.subtree_end, device=device)
         self.position = torch.tensor(layout.position_ids, device=device)
+        self.longest = int(layout.position_ids.max(initial=-1)) + 1
         self.prev = torch.tensor(layout.prev)
         self.routes: Tensor | None = None
         self.replayed: set[int] = set()
-        self.masks: dict[tuple[str, int], Any] = {}
+        self.masks: dict[tuple[str, int, int], Any] = {}
+        self._chunks: dict[int, Chunks] = {}
         self.calls = {name: torch.zeros((), dtype=torch.int64) for name in COUNTED}
 
     # A whole forest has no context; context.py has runs that do.
     ends: Tensor | None = None  # tokens after which others continue
+
+    def in_chunks(self, size: int) -> Chunks:
+        """The tokens in the order of chunks of so many positions."""
+        if size not in self._chunks:
+            self._chunks[size] = Chunks(self.subtree_end, self.position, size)
+        return self._chunks[size]
 
     def at(self, _layer: int) -> "TreeRun":
         """The run as one layer sees it."""

@@ -138,6 +138,8 @@ class _Shrinking:
             return 1e-2  # rounding is not what is to be seen
         if "drop" in name:
             return 0.0  # refused in training, whatever the model
+        if "softcap" in name:
+            return min(value, 2.0)  # so that it changes logits
         if "multiplier" in name and value and not 0.3 <= abs(value) <= 3:
             return math.copysign(0.7, value)
         if name in ("rope_theta", "rope_local_base_freq", "original_max_position_embeddings"):
@@ -186,6 +188,11 @@ class _Shrinking:
             small[head_dim] = small[hidden] // small[heads]
         if own.get("d_head") and own.get("d_model"):
             small["d_head"] = small["d_model"] // small["n_head"]
+        if own.get("attention_hidden_size") and own["attention_hidden_size"] == 2 * own.get(hidden, 0):
+            small["attention_hidden_size"] = 2 * small[hidden]
+            small["attention_head_dim"] = small["attention_hidden_size"] // small[heads]
+        if own.get("mamba_d_ssm") and own.get("mamba_d_head"):
+            small["mamba_d_head"] = small["mamba_d_ssm"] // small["mamba_n_heads"]
         if own.get("head_dim") and "qk_rope_head_dim" in own:
             same = next((name for name in ("qk_rope_head_dim", "qk_head_dim", "v_head_dim")
                          if own["head_dim"] == own.get(name)), None)  # fmt: skip
