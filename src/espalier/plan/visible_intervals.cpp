@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <limits>
-#include <ranges>
 
 #include "espalier/base/check.h"
 
@@ -48,7 +47,8 @@ class Path {
     const int64_t window = mask_.sliding_window;
     visible_.clear();
     for (const auto* intervals : {&tokens_, &context_}) {
-      for (const Interval& interval : std::views::reverse(*intervals)) {
+      for (auto each = intervals->rbegin(); each != intervals->rend(); ++each) {
+        const Interval& interval = *each;
         int64_t begin = interval.begin;
         if (window > 0) {
           begin = std::max(begin, begin + mask_.position[token] - window + 1 - interval.position);

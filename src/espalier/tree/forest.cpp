@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <cstring>
 #include <numeric>
-#include <ranges>
 #include <unordered_map>
 
 #include "espalier/base/check.h"
@@ -201,7 +200,9 @@ class Trie {
 
   void put_most_leaves_first(Children& children) const {
     std::vector<int64_t> leaves(nodes_.size(), 0);
-    for (const int64_t n : std::views::reverse(preorder(children))) {
+    std::vector<int64_t> children_first = preorder(children);
+    std::reverse(children_first.begin(), children_first.end());
+    for (const int64_t n : children_first) {
       if (children.first[n] < 0) leaves[n] = 1;
       if (nodes_[n].parent >= 0) leaves[nodes_[n].parent] += leaves[n];
     }
