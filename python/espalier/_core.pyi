@@ -184,7 +184,7 @@ class Layout:
             int32 [F, T], F odd. Column i holds F increasing numbers f0, f1, ...: token i sees token j where
             j < f0, or f1 <= j < f2, or f3 <= j < f4, and so on. This is `mask_func` of cudnn.flex_attention, without its
             first dimension. F is at most 1 + 2 log2(leaves) for trees of `build(rows, most_leaves_first=True)`,
-            and 2 more for forests.
+            and 2 more for forests and windows.
 
         Examples:
             >>> import espalier

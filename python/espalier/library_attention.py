@@ -23,7 +23,7 @@ MOST_BOUNDS = 33  # 16 intervals, as far as NVIDIA measures its kernels
 _DTYPES = (torch.float16, torch.bfloat16)
 
 
-class Forest(NamedTuple):
+class Visibility(NamedTuple):
     """What says which keys a token sees, as tree_attention takes it."""
 
     subtree_end: Tensor
@@ -36,17 +36,17 @@ class Forest(NamedTuple):
 class _Mask:
     """The bounds [1, F, T] of a forest on its device, and the library's plans made from them, by the form of q, k and v."""
 
-    def __init__(self, forest: Forest) -> None:
+    def __init__(self, seen: Visibility) -> None:
         from .native import core  # espalier.ops alone does without
 
-        blocks = forest.context_blocks
+        blocks = seen.context_blocks
         found = core.visible_intervals(
-            forest.subtree_end.cpu().contiguous().numpy(),
-            None if forest.position is None else forest.position.cpu().contiguous().numpy(),
-            sliding_window=forest.sliding_window,
+            seen.subtree_end.cpu().contiguous().numpy(),
+            None if seen.position is None else seen.position.cpu().contiguous().numpy(),
+            sliding_window=seen.sliding_window,
             context_blocks=blocks.contiguous().numpy() if len(blocks) else None,
-            context_positions=_positions(forest) if len(blocks) else None)  # fmt: skip
-        self.bounds = torch.from_numpy(found).unsqueeze(0).to(forest.subtree_end.device)
+            context_positions=_positions(seen) if len(blocks) else None)  # fmt: skip
+        self.bounds = torch.from_numpy(found).unsqueeze(0).to(seen.subtree_end.device)
         self.plans: dict[Any, Any] = {}
 
     def plan(self, query: Tensor, key: Tensor, value: Tensor) -> Any:
@@ -56,20 +56,23 @@ class _Mask:
         return self.plans[form]
 
 
-def _positions(forest: Forest) -> np.ndarray[Any, np.dtype[np.int64]]:
-    if forest.context_positions is None:  # needed by windows alone
-        return np.zeros(len(forest.context_blocks), np.int64)
-    return forest.context_positions.contiguous().numpy()
+def _positions(seen: Visibility) -> np.ndarray[Any, np.dtype[np.int64]]:
+    if seen.context_positions is None:  # needed by windows alone
+        return np.zeros(len(seen.context_blocks), np.int64)
+    return seen.context_positions.contiguous().numpy()
 
 
 _masks: Any = WeakTensorKeyDictionary()  # by subtree_end, which the layers of a micro-batch share
 
 
-def _mask_of(forest: Forest) -> _Mask:
-    masks = _masks.setdefault(forest.subtree_end, {})
-    key = forest.sliding_window, forest.subtree_end._version, forest.context_blocks.numpy().tobytes()
+def _mask_of(seen: Visibility) -> _Mask:
+    if seen.subtree_end.is_inference():  # which does not say when it is changed
+        return _Mask(seen)
+    masks = _masks.setdefault(seen.subtree_end, {})
+    context = seen.context_blocks.numpy().tobytes(), _positions(seen).tobytes()
+    key = seen.sliding_window, seen.subtree_end._version, context
     if key not in masks:
-        masks[key] = _Mask(forest)
+        masks[key] = _Mask(seen)
     return masks[key]
 
 
@@ -81,20 +84,22 @@ def _cudnn() -> Any:
 
 
 @functools.cache
-def _is_served(device: torch.device) -> bool:
-    return device.type == "cpu" or torch.cuda.get_device_capability(device) in CAPABILITIES
+def _is_served(device: int) -> bool:
+    """Whether the library runs on the CUDA device of this index."""
+    return torch.cuda.get_device_capability(device) in CAPABILITIES
 
 
-def _serves(query: Tensor, forest: Forest) -> bool:
-    """Whether the library computes this; a forest of too many intervals is told once."""
-    if not len(query) or not _is_served(query.device) or query.shape[2] % 8 or (query.shape[2] > 128 and query.shape[2] != 256):
-        return False
+def _served(query: Tensor, seen: Visibility) -> _Mask | None:
+    """The mask, where the library computes this; None where it does not. A forest of too many intervals is told once."""
+    if not len(query) or query.shape[2] % 8 or (query.shape[2] > 128 and query.shape[2] != 256):
+        return None
     if query.device.type != "cpu" and query.dtype not in _DTYPES:
-        return False
-    bounds = _mask_of(forest).bounds.shape[1]
-    if bounds > MOST_BOUNDS:
+        return None
+    mask = _mask_of(seen)
+    if mask.bounds.shape[1] > MOST_BOUNDS:
         _warn_of_many_intervals(MOST_BOUNDS // 2)
-    return bounds <= MOST_BOUNDS
+        return None
+    return mask
 
 
 @functools.cache
@@ -125,12 +130,12 @@ def tree_attention(q: Tensor, k: Tensor, v: Tensor, subtree_end: Tensor, softmax
                    position: Tensor | None = None, context_positions: Tensor | None = None,
                    sinks: Tensor | None = None) -> list[Tensor]:  # fmt: skip
     """[out [T, H, D], lse [H, T]] of espalier::tree_attention; empty where the library does not serve."""
-    forest = Forest(subtree_end, context_blocks, sliding_window, position, context_positions)
-    if not _serves(q, forest):
+    mask = _served(q, Visibility(subtree_end, context_blocks, sliding_window, position, context_positions))
+    if mask is None:
         return []
     query = q.unsqueeze(0).contiguous()
     key, value = _gathered(k, context_k, context_blocks), _gathered(v, context_v, context_blocks)
-    out, lse = _cudnn().flex_attn_func(query, key, value, mask_plan=_mask_of(forest).plan(query, key, value),
+    out, lse = _cudnn().flex_attn_func(query, key, value, mask_plan=mask.plan(query, key, value),
                                        softmax_scale=softmax_scale, return_lse=True)  # fmt: skip
     out, lse = out.squeeze(0).contiguous(), lse.squeeze(0)
     if sinks is not None:  # a key without a value takes its share of the weights
@@ -148,8 +153,8 @@ def tree_attention_backward(grad_out: Tensor, q: Tensor, k: Tensor, v: Tensor, s
     """[grad_q, grad_k, grad_v, *grad_context_k, *grad_context_v] of espalier::tree_attention_backward; empty where the
     library does not serve. With sinks, `out` and `lse` have them; the weights exp(S - lse) and the sum of grad_out * out are
     right as they are."""
-    forest = Forest(subtree_end, context_blocks, sliding_window, position, context_positions)
-    if not _serves(q, forest):
+    mask = _served(q, Visibility(subtree_end, context_blocks, sliding_window, position, context_positions))
+    if mask is None:
         return []
     query = q.unsqueeze(0).contiguous()
     key, value = _gathered(k, context_k, context_blocks), _gathered(v, context_v, context_blocks)
@@ -157,7 +162,7 @@ def tree_attention_backward(grad_out: Tensor, q: Tensor, k: Tensor, v: Tensor, s
 
     grad_q, grad_k, grad_v = _flex_attention_backward(
         query, key, value, out.unsqueeze(0).contiguous(), grad_out.unsqueeze(0).contiguous(), lse.unsqueeze(0).contiguous(),
-        mask_plan=_mask_of(forest).plan(query, key, value), softmax_scale=softmax_scale,
+        mask_plan=mask.plan(query, key, value), softmax_scale=softmax_scale,
         deterministic=torch.are_deterministic_algorithms_enabled(), dlse_tensor=None)  # fmt: skip
     own_k, segments_k = _scattered(grad_k, k, context_k, context_blocks)
     own_v, segments_v = _scattered(grad_v, v, context_v, context_blocks)
@@ -174,12 +179,16 @@ def installed() -> str:
     return f"cudnn-frontend {version}" if is_known else ""
 
 
-def register(name: str, keys: Sequence[str] = ("CUDA",)) -> torch.library.Library:
-    """Lets the operator tree_attention find the functions above, on the devices of these dispatch keys, for as long as the
-    result lives."""
+def register(name: str, device: str = "CUDA") -> torch.library.Library:
+    """Lets the operator tree_attention find the functions above, on CUDA devices that the library serves, or in tests on the
+    "CPU", for as long as the result lives."""
     library = torch.library.Library("espalier", "IMPL")
-    for key in keys:
-        library.impl("tree_attention_library", tree_attention, key)
-        library.impl("tree_attention_library_backward", tree_attention_backward, key)
-    library.impl("tree_attention_library_name", lambda: name, "CompositeExplicitAutograd")
+    library.impl("tree_attention_library", tree_attention, device)
+    library.impl("tree_attention_library_backward", tree_attention_backward, device)
+
+    def name_on(index: int) -> str:
+        is_served = index == -1 if device == "CPU" else index >= 0 and _is_served(index)
+        return name if is_served else ""
+
+    library.impl("tree_attention_library_name", name_on, "CompositeExplicitAutograd")
     return library

@@ -97,7 +97,7 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> Iterator[StandIn]:
     monkeypatch.setenv("ESPALIER_ATTENTION", "library")
     library_attention._cudnn.cache_clear()
     library_attention._masks.clear()
-    registered = library_attention.register("stand-in", ("CPU",))
+    registered = library_attention.register("stand-in", "CPU")
     try:
         yield stand_in
     finally:

@@ -174,7 +174,7 @@ def test_a_refusal_ends_the_run(folder):
             pass
         """)  # fmt: skip
     said = launched(folder, "--", sys.executable, path, status=1, DROPOUT="0.1")
-    assert len(ours(said)) == 1 and ours(said)[0].startswith("espalier launch: dropout: expected none in training"), said
+    assert len(ours(said)) == 1 and ours(said)[0].startswith("espalier: dropout: expected none in training"), said
     assert "Traceback" not in said and not (folder / "refused.0.json").exists()
 
 
@@ -327,3 +327,12 @@ def test_the_program_has_the_command(espalier):
     text = espalier("launch", "--help").stdout
     assert text.startswith("usage: espalier launch [flags] -- COMMAND ...") and re.search(r"^  --patch-on", text, re.MULTILINE)
     assert espalier("launch", "true").stderr.startswith(WARNING)
+
+
+def test_backends_are_those_of_patch():
+    """The command line is parsed without PyTorch, so it has a list of its own."""
+    from espalier.hf.attention import BACKENDS
+    from espalier.launch.arguments import launch_parser
+
+    (backend,) = [action for action in launch_parser()._actions if action.dest == "backend"]
+    assert tuple(backend.choices) == tuple(BACKENDS)

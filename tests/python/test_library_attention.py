@@ -170,6 +170,28 @@ def test_the_engine(kind, strategy, library, request, tmp_path):
     assert worst_of_engine(engine.gradients(), expected) <= EXACT
 
 
+def test_masks_are_kept_while_they_hold(library):
+    """Not for a tensor that was changed, nor where nothing tells of changes."""
+    q = torch.randn(3, 1, 8, dtype=torch.float64)
+
+    def plans_of(ends):
+        before = library.plans
+        out = ops.tree_attention(q, q, q, ends)
+        expected = ops.tree_attention(q.float(), q.float(), q.float(), ends.clone()).double()
+        assert (out - expected).abs().max() < 1e-5
+        return library.plans - before - 1  # that of the copy
+
+    ends = torch.tensor([3, 3, 3], dtype=torch.int32)
+    assert [plans_of(ends), plans_of(ends)] == [1, 0]
+    ends[1] = 2
+    assert [plans_of(ends), plans_of(ends)] == [1, 0]
+    with torch.inference_mode():
+        ends = torch.tensor([3, 3, 3], dtype=torch.int32)
+        assert [plans_of(ends), plans_of(ends)] == [1, 1]
+        ends[1] = 2
+        assert plans_of(ends) == 1
+
+
 def caterpillar(depth):
     """Each node has a leaf first and everything else second."""
     return [list(range(100, 101 + level)) + [1] for level in range(depth)]
@@ -198,6 +220,20 @@ def test_sizes_that_the_library_does_not_know(library):
     q = torch.randn(3, 1, 12, dtype=torch.float64)
     ops.tree_attention(q, q, q, torch.tensor([3, 3, 3], dtype=torch.int32))
     assert library.calls["forward"] == 0
+
+
+@pytest.mark.parametrize("capability, name", [((9, 0), "a library"), ((8, 0), ""), ((12, 0), "")])
+def test_devices_that_the_library_does_not_know(capability, name, monkeypatch):
+    """There the qualifier finds nothing to check, and other kernels are chosen at once."""
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _device: capability)
+    library_attention._is_served.cache_clear()
+    registered = library_attention.register("a library")
+    try:
+        assert torch.ops.espalier.tree_attention_library_name(0) == name
+        assert torch.ops.espalier.tree_attention_library_name(-1) == ""
+    finally:
+        registered._destroy()
+        library_attention._is_served.cache_clear()
 
 
 @pytest.mark.parametrize("found, name", [("1.32.0", "cudnn-frontend 1.32.0"), ("1.40.0", ""), (None, "")])

@@ -179,7 +179,7 @@ def test_verl(package, is_loaded, capsys):
             importlib.import_module(name).apply_monkey_patch(make_model("qwen3"), 2)
     said = capsys.readouterr().err.splitlines()
     assert said == 2 * ["espalier: Qwen3ForCausalLM runs on trees of tokens",
-                        "espalier launch: ulysses_sequence_parallel_size: expected 1, received 2: a rank sees parts of rows alone"]  # fmt: skip
+                        "espalier: ulysses_sequence_parallel_size: expected 1, received 2: a rank sees parts of rows alone"]  # fmt: skip
 
 
 def test_packed_rows_as_verl_has_them():

@@ -18,7 +18,7 @@ from . import attention, mixers, older_mixers, proof, routes, shared_head, text_
 from .asked import Asked, Given, asked_of, asking, index_of
 from .config_view import is_view, original_of, tree_view
 from .dropout import checked_choice, noise_of_batch
-from .families import (FAMILIES, backbone_of, check_mixers, check_model, check_training, composite_of, is_tested_family,
+from .families import (backbone_of, check_mixers, check_model, check_training, composite_of, is_tested_family,
                        mixer_of)  # fmt: skip
 from .resting import Rest
 from .rows import Rows, check_boundaries, read_rows
@@ -45,7 +45,7 @@ def apply_patch(model: Model, backend: str = "auto", check: Callable[[Any, Mappi
     dropout = checked_choice(dropout)
     if backbone.training:
         check_training(backbone, dropout)
-    if check is None or backbone.config.model_type not in FAMILIES:
+    if check is None or not is_tested_family(backbone):
         check_family(backbone)
     given = patch_of(backbone) or _attached(backbone)
     text_rows.attach(composite_of(model))

@@ -105,5 +105,5 @@ def refusals_end_the_run():
     try:
         yield
     except InputError as refusal:
-        say(f"espalier launch: {refusal}")
+        say(f"espalier: {refusal}")
         sys.exit(1)

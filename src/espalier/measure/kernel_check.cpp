@@ -56,7 +56,7 @@ nlohmann::ordered_json verdict_key(const CudaDriver& driver, const LibTorchCuda&
           {"driver_cuda", driver.cuda},
           {"libtorch", TORCH_VERSION},
           {"libtorch_cuda", torch.version},
-          {"library", library::name()},
+          {"library", library::name(index)},
           {"build", build_id()}};
 }
 

@@ -34,7 +34,7 @@ TORCH_LIBRARY(espalier, m) {
       " Tensor out, Tensor lse, float softmax_scale, Tensor[] context_k, Tensor[] context_v,"
       " Tensor context_blocks, int sliding_window=0, Tensor? position=None, Tensor? context_positions=None)"
       " -> Tensor[]");
-  m.def("tree_attention_library_name() -> str");
+  m.def("tree_attention_library_name(int device) -> str");
   m.def(
       "edge_logprobs(Tensor hidden, Tensor weight, Tensor edge_row, Tensor edge_target)"
       " -> (Tensor logprobs, Tensor lse)");

@@ -278,7 +278,7 @@ void bind_layout_class(nb::module_& module) {
            "cudnn.flex_attention, without its\n"
            "    first dimension. F is at most 1 + 2 log2(leaves) for trees of `build(rows, "
            "most_leaves_first=True)`,\n"
-           "    and 2 more for forests.\n\n"
+           "    and 2 more for forests and windows.\n\n"
            "Examples:\n"
            "    >>> import espalier\n"
            "    >>> espalier.build([[1, 2, 3, 4], [1, 2, 5]]).layout().visible_intervals().tolist()\n"

@@ -116,7 +116,8 @@ bool prove_kernels(int index) {
   return plainly([&] {
     constexpr int64_t kHeadDim = 128;
     set_default_cuda_kernels(espalier::prove_kernels(index));
-    return attention_kind({at::kBFloat16, kHeadDim}) != AttentionKind::kMasked;
+    return attention_kind({.dtype = at::kBFloat16, .head_dim = kHeadDim, .device = index}) !=
+           AttentionKind::kMasked;
   });
 }
 

@@ -5,6 +5,8 @@
 #include <fmt/ranges.h>
 #include <torch/csrc/autograd/autograd.h>
 
+#include <algorithm>
+
 #include "espalier/base/check.h"
 #include "espalier/ops/attention/cuda.h"
 #include "espalier/ops/attention/fused.h"
@@ -36,11 +38,11 @@ AttentionFamily ampere_family() {
 }
 
 // What the library leaves to others, masked computes here too: a check sees what training would.
-AttentionFamily library_family() {
+AttentionFamily library_family(int64_t device) {
   return {.name = "library",
           .dtypes = {at::kBFloat16, at::kHalf},
           .head_dims = {64, 96, 128, 256},
-          .serves = [](at::ScalarType, int64_t) { return library::is_registered(c10::kCUDA); },
+          .serves = [device](at::ScalarType, int64_t) { return !library::name(device).empty(); },
           .forward =
               [](const TreeAttentionArguments& arguments) {
                 const auto results = library::tree_attention(arguments);
@@ -105,9 +107,9 @@ AttentionFamily cpu_family() {
               }};
 }
 
-std::vector<AttentionFamily> attention_families(c10::DeviceType kind) {
-  if (kind != c10::kCUDA) return {cpu_family()};
-  return {library_family(), ampere_family(), masked_family()};
+std::vector<AttentionFamily> attention_families(c10::Device device) {
+  if (!device.is_cuda()) return {cpu_family()};
+  return {library_family(std::max<int64_t>(device.index(), 0)), ampere_family(), masked_family()};
 }
 
 std::vector<OperatorFamily> operator_families(c10::DeviceType kind) {
@@ -118,13 +120,13 @@ std::vector<OperatorFamily> operator_families(c10::DeviceType kind) {
 
 std::vector<std::string> kernel_families(c10::DeviceType kind) {
   std::vector<std::string> names;
-  for (const AttentionFamily& family : attention_families(kind)) names.push_back(family.name);
+  for (const AttentionFamily& family : attention_families(c10::Device(kind))) names.push_back(family.name);
   for (const OperatorFamily& family : operator_families(kind)) names.push_back(family.name);
   return names;
 }
 
 Finding check_family(const std::string& name, c10::Device device) {
-  for (const AttentionFamily& family : attention_families(device.type())) {
+  for (const AttentionFamily& family : attention_families(device)) {
     if (family.name == name) return check_attention(family, device);
   }
   for (const OperatorFamily& family : operator_families(device.type())) {

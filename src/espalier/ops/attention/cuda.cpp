@@ -16,10 +16,10 @@ namespace espalier {
 namespace {
 
 bool serves(AttentionKind kind, const AttentionInputKind& inputs) {
-  const auto [dtype, head_dim, window, sinks] = inputs;
+  const auto [dtype, head_dim, window, sinks, device] = inputs;
   switch (kind) {
     case AttentionKind::kLibrary:
-      return (dtype == at::kBFloat16 || dtype == at::kHalf) && library::is_registered(c10::kCUDA);
+      return (dtype == at::kBFloat16 || dtype == at::kHalf) && !library::name(device).empty();
     case AttentionKind::kAmpere:
       return !window && !sinks && fused::serves(dtype, head_dim);
     case AttentionKind::kMasked:
@@ -54,7 +54,7 @@ TreeAttentionResults forward_cuda(const detail::TreeAttentionArguments& argument
   const at::Tensor& q = arguments.q;
   const c10::DeviceGuard guard(q.device());
   const AttentionInputKind inputs{q.scalar_type(), q.size(2), arguments.options.sliding_window > 0,
-                                  arguments.options.sinks.defined()};
+                                  arguments.options.sinks.defined(), q.device().index()};
   AttentionKind kind = attention_kind(inputs);
   if (kind == AttentionKind::kLibrary) {
     if (auto results = library::tree_attention(arguments)) return *results;
@@ -69,7 +69,8 @@ TreeAttentionGradients backward_cuda(const detail::TreeAttentionBackward& given)
   detail::check_tree_attention(arguments);
   const at::Tensor& q = arguments.q;
   const c10::DeviceGuard guard(q.device());
-  const AttentionInputKind inputs{q.scalar_type(), q.size(2), arguments.options.sliding_window > 0};
+  const AttentionInputKind inputs{q.scalar_type(), q.size(2), arguments.options.sliding_window > 0,
+                                  /*sinks=*/false, q.device().index()};
   AttentionKind kind = attention_kind(inputs);
   if (kind == AttentionKind::kLibrary) {
     if (auto gradients = library::tree_attention_backward(given)) return *gradients;

@@ -17,6 +17,7 @@ struct AttentionInputKind {
   int64_t head_dim;
   bool sliding_window = false;  // not supported by kAmpere
   bool sinks = false;           // forward pass only: not supported by kAmpere
+  int64_t device = 0;           // index of the CUDA device
 };
 
 /// The implementation for such inputs, of cuda_kernels(). Throws c10::Error where one is named that does not

@@ -8,21 +8,12 @@ namespace {
 
 using detail::TensorVector;
 
-bool has_kernel(const char* op, c10::DispatchKey key) {
-  return c10::Dispatcher::singleton().findSchemaOrThrow(op, "").hasKernelForDispatchKey(key);
-}
-
 }  // namespace
 
-std::string name() {
-  constexpr const char* kName = "espalier::tree_attention_library_name";
-  if (!has_kernel(kName, c10::DispatchKey::CompositeExplicitAutograd)) return "";
-  return c10::Dispatcher::singleton().findSchemaOrThrow(kName, "").typed<std::string()>().call();
-}
-
-bool is_registered(c10::DeviceType kind) {
-  return has_kernel("espalier::tree_attention_library",
-                    kind == c10::kCUDA ? c10::DispatchKey::CUDA : c10::DispatchKey::CPU);
+std::string name(int64_t device) {
+  const auto op = c10::Dispatcher::singleton().findSchemaOrThrow("espalier::tree_attention_library_name", "");
+  if (!op.hasKernelForDispatchKey(c10::DispatchKey::CompositeExplicitAutograd)) return "";
+  return op.typed<std::string(int64_t)>().call(device);
 }
 
 std::optional<detail::TreeAttentionResults> tree_attention(const detail::TreeAttentionArguments& arguments) {

@@ -11,11 +11,9 @@
 
 namespace espalier::library {
 
-/// The name and version of what is registered; "" where nothing is, as in a process without Python.
-std::string name();
-
-/// Whether there is an implementation for this type of device.
-bool is_registered(c10::DeviceType kind);
+/// The name and version of the library, where it serves the CUDA device of this index, or with -1 the CPU; ""
+/// where it does not, and where nothing is registered, as in a process without Python.
+std::string name(int64_t device);
 
 /// As espalier::tree_attention and its backward; nothing where the library does not serve the device, the
 /// sizes or the forest.
