@@ -34,6 +34,7 @@ if command -v ccache >/dev/null; then
   settings+=(-DCMAKE_CXX_COMPILER_LAUNCHER=ccache -DCMAKE_CUDA_COMPILER_LAUNCHER=ccache)
   # ccache keeps objects that use a precompiled header only when it may look past the header's time stamp.
   export CCACHE_SLOPPINESS=${CCACHE_SLOPPINESS:-pch_defines,time_macros,include_file_mtime,include_file_ctime}
+  export CCACHE_BASEDIR=${CCACHE_BASEDIR:-$PWD}  # build folders share objects that are compiled with the same flags
 fi
 
 # ninja runs CMake again by itself when its files change; only other settings have to be told.

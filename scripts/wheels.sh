@@ -21,6 +21,7 @@ wheel() {  # PROJECT SETTING...
 if command -v ccache >/dev/null; then
   export CMAKE_C_COMPILER_LAUNCHER=ccache CMAKE_CXX_COMPILER_LAUNCHER=ccache CMAKE_CUDA_COMPILER_LAUNCHER=ccache
   export CCACHE_SLOPPINESS=${CCACHE_SLOPPINESS:-pch_defines,time_macros,include_file_mtime,include_file_ctime}
+  export CCACHE_BASEDIR=${CCACHE_BASEDIR:-$PWD}
 fi
 export CMAKE_BUILD_PARALLEL_LEVEL=${ESPALIER_JOBS:-$(nproc)} ESPALIER_RELEASE=1
 mkdir -p "$dist" "$folder"

@@ -43,7 +43,7 @@ def wheel(tmp_path_factory):
                         for name in ("CMAKE_CXX_COMPILER", "ESPALIER_WERROR"))  # fmt: skip
     variables = {"CXX": compiler}
     if shutil.which("ccache"):
-        variables["CMAKE_CXX_COMPILER_LAUNCHER"] = "ccache"
+        variables |= {"CMAKE_CXX_COMPILER_LAUNCHER": "ccache", "CCACHE_BASEDIR": str(REPOSITORY)}  # as scripts/build.sh
     run(sys.executable, "-m", "pip", "wheel", "--quiet", "--disable-pip-version-check", "--no-build-isolation",
         "--no-deps", "--no-index", f"--config-settings=cmake.define.ESPALIER_WERROR={strict}", "--wheel-dir", folder,
         REPOSITORY, cwd=folder, **variables)  # fmt: skip

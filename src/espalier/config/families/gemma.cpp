@@ -9,7 +9,7 @@ namespace espalier {
 namespace {
 
 // hidden_activation is what older versions of Transformers read instead of hidden_act.
-void read_keys(const ConfigReader& config, const CommonParts& common, DecoderConfig* result) {
+void read_gemma(const ConfigReader& config, const CommonParts& common, DecoderConfig* result) {
   const std::string older = config.text("hidden_activation");
   if (!older.empty() && older != "gelu_pytorch_tanh") {
     config.refuse("hidden_activation", "\"gelu_pytorch_tanh\" or null");
@@ -18,7 +18,7 @@ void read_keys(const ConfigReader& config, const CommonParts& common, DecoderCon
   result->layers.assign(result->layers.size(), read_gemma_layer(config, common, "hidden_act", result));
 }
 
-constexpr auto kKeys =
+constexpr auto kGemmaKeys =
     std::to_array<std::string_view>({"hidden_act", "hidden_activation", "use_bidirectional_attention"});
 
 }  // namespace
@@ -30,8 +30,8 @@ constexpr ModelFamily kGemmaFamily{
     .head_dim = 256,
     .tie_word_embeddings = true,
     .pad_token_id = 0,
-    .keys = kKeys,
-    .read = read_keys,
+    .keys = kGemmaKeys,
+    .read = read_gemma,
 };
 
 }  // namespace espalier

@@ -13,7 +13,7 @@ namespace {
 
 // Norms come before and after attention and MLP. Without layer_types all but every sliding_window_pattern-th
 // layer have the window.
-void read_keys(const ConfigReader& config, const CommonParts& common, DecoderConfig* result) {
+void read_gemma3(const ConfigReader& config, const CommonParts& common, DecoderConfig* result) {
   for (const char* key : {"attn_logit_softcapping", "final_logit_softcapping", "use_sliding_window"}) {
     if (config.find(key) != nullptr) config.refuse(key, "null");
   }
@@ -29,7 +29,7 @@ void read_keys(const ConfigReader& config, const CommonParts& common, DecoderCon
   set_sliding_layers(config, read_layer_types(config, result->num_hidden_layers()).value_or(sliding), result);
 }
 
-void read_ropes(const ConfigReader& config, DecoderConfig* result) {
+void read_gemma3_ropes(const ConfigReader& config, DecoderConfig* result) {
   const double full = config.positive_number("rope_theta", 1000000);
   const double sliding = config.positive_number("rope_local_base_freq", 10000);
   read_rope_by_layer_type(config, full, sliding, result);
@@ -43,7 +43,7 @@ void read_ropes(const ConfigReader& config, DecoderConfig* result) {
   check("rope_local_base_freq", sliding, result->sliding_rope->rope_theta);
 }
 
-constexpr auto kKeys = std::to_array<std::string_view>(
+constexpr auto kGemma3Keys = std::to_array<std::string_view>(
     {"attn_logit_softcapping", "cache_implementation", "final_logit_softcapping", "hidden_activation",
      "query_pre_attn_scalar", "rope_local_base_freq", "sliding_window_pattern",
      "use_bidirectional_attention"});
@@ -57,9 +57,9 @@ constexpr ModelFamily kGemma3Family{
     .head_dim = 256,
     .tie_word_embeddings = true,
     .pad_token_id = 0,
-    .keys = kKeys,
-    .read = read_keys,
-    .read_rope = read_ropes,
+    .keys = kGemma3Keys,
+    .read = read_gemma3,
+    .read_rope = read_gemma3_ropes,
 };
 
 }  // namespace espalier

@@ -8,7 +8,7 @@ namespace espalier {
 
 namespace {
 
-void read_keys(const ConfigReader& config, const CommonParts& common, DecoderConfig* result) {
+void read_granite(const ConfigReader& config, const CommonParts& common, DecoderConfig* result) {
   auto [attention, mlp] = common;
   read_biases(config, &attention, &mlp);
   read_multipliers(config, &attention, result);
@@ -16,7 +16,7 @@ void read_keys(const ConfigReader& config, const CommonParts& common, DecoderCon
   result->layers.assign(result->layers.size(), {attention, mlp});
 }
 
-constexpr auto kKeys = std::to_array<std::string_view>(
+constexpr auto kGraniteKeys = std::to_array<std::string_view>(
     {"attention_multiplier", "embedding_multiplier", "logits_scaling", "residual_multiplier"});
 
 }  // namespace
@@ -26,8 +26,8 @@ constexpr ModelFamily kGraniteFamily{
     .max_position_embeddings = 2048,
     .num_key_value_heads = 0,
     .head_dim = 0,
-    .keys = kKeys,
-    .read = read_keys,
+    .keys = kGraniteKeys,
+    .read = read_granite,
 };
 
 }  // namespace espalier

@@ -12,14 +12,14 @@ namespace {
 
 constexpr const char* kPositions = "position_embedding_type";
 
-constexpr SsmKeys kSizes{.num_heads = {"mamba_n_heads", 128},
-                         .head_dim = {"mamba_d_head", 0},
-                         .state_size = {"mamba_d_state", 256},
-                         .n_groups = {"mamba_n_groups", 1},
-                         .conv_kernel = {"mamba_d_conv", 4},
-                         .expand = {"mamba_expand", 2},
-                         .use_bias = "mamba_proj_bias",
-                         .use_conv_bias = "mamba_conv_bias"};
+constexpr SsmKeys kGraniteMoeHybridSizes{.num_heads = {"mamba_n_heads", 128},
+                                         .head_dim = {"mamba_d_head", 0},
+                                         .state_size = {"mamba_d_state", 256},
+                                         .n_groups = {"mamba_n_groups", 1},
+                                         .conv_kernel = {"mamba_d_conv", 4},
+                                         .expand = {"mamba_expand", 2},
+                                         .use_bias = "mamba_proj_bias",
+                                         .use_conv_bias = "mamba_conv_bias"};
 
 /// Sets the mixer on the state space layers, by layer_types or layers_block_type, its older name; on all
 /// layers if neither is given.
@@ -64,7 +64,7 @@ MlpSpec read_mlp(const ConfigReader& config, int64_t intermediate_size) {
                  .shared_name = shared_name};
 }
 
-void read_keys(const ConfigReader& config, const CommonParts& common, DecoderConfig* result) {
+void read_granitemoehybrid(const ConfigReader& config, const CommonParts& common, DecoderConfig* result) {
   AttentionSpec attention = common.attention;
   read_biases(config, &attention);
   if (config.boolean("use_sliding_window", false)) config.refuse("use_sliding_window", "false");
@@ -76,7 +76,7 @@ void read_keys(const ConfigReader& config, const CommonParts& common, DecoderCon
   attention.rotary = config.text(kPositions) == "rope";
   read_multipliers(config, &attention, result);
   result->layers.assign(result->layers.size(), {attention, read_mlp(config, common.mlp.intermediate_size)});
-  SsmSpec ssm = read_ssm_keys(config, kSizes, result->hidden_size);
+  SsmSpec ssm = read_ssm_keys(config, kGraniteMoeHybridSizes, result->hidden_size);
   ssm.name = "mamba";
   set_ssm_layers(config, ssm, result);
 }
@@ -91,7 +91,7 @@ void read_granite_rope(const ConfigReader& config, DecoderConfig* result) {
 }
 
 // mamba_chunk_size does not affect results; init_method concerns the original training.
-constexpr auto kKeys = std::to_array<std::string_view>(
+constexpr auto kGraniteMoeHybridKeys = std::to_array<std::string_view>(
     {"attention_multiplier", "embedding_multiplier", "init_method",
      "layers_block_type",    "logits_scaling",       "mamba_chunk_size",
      "mamba_conv_bias",      "mamba_d_conv",         "mamba_d_head",
@@ -108,8 +108,8 @@ constexpr ModelFamily kGraniteMoeHybridFamily{
     .max_position_embeddings = 2048,
     .num_key_value_heads = 0,
     .head_dim = 0,
-    .keys = kKeys,
-    .read = read_keys,
+    .keys = kGraniteMoeHybridKeys,
+    .read = read_granitemoehybrid,
     .read_rope = read_granite_rope,
 };
 

@@ -6,7 +6,7 @@ namespace espalier {
 
 namespace {
 
-void read_keys(const ConfigReader& config, const CommonParts& common, DecoderConfig* result) {
+void read_llama(const ConfigReader& config, const CommonParts& common, DecoderConfig* result) {
   auto [attention, mlp] = common;
   read_biases(config, &attention, &mlp);
   refuse_sliding_windows(config, result->num_hidden_layers());
@@ -20,7 +20,7 @@ constexpr ModelFamily kLlamaFamily{
     .max_position_embeddings = 2048,
     .num_key_value_heads = 0,
     .head_dim = 0,
-    .read = read_keys,
+    .read = read_llama,
 };
 
 }  // namespace espalier

@@ -7,7 +7,7 @@ namespace espalier {
 namespace {
 
 // Mistral, with the window in the layers that layer_types names.
-void read_keys(const ConfigReader& config, const CommonParts& common, DecoderConfig* result) {
+void read_ministral(const ConfigReader& config, const CommonParts& common, DecoderConfig* result) {
   refuse_biases(config);
   if (config.find("use_sliding_window") != nullptr) {
     config.refuse("use_sliding_window", "no such key: layer_types and sliding_window decide in ministral");
@@ -24,7 +24,7 @@ constexpr ModelFamily kMinistralFamily{
     .max_position_embeddings = 131072,
     .num_key_value_heads = 8,
     .head_dim = 0,
-    .read = read_keys,
+    .read = read_ministral,
 };
 
 }  // namespace espalier

@@ -7,7 +7,7 @@ namespace espalier {
 namespace {
 
 // Llama without biases, with one window for all layers, unless sliding_window is null.
-void read_keys(const ConfigReader& config, const CommonParts& common, DecoderConfig* result) {
+void read_mistral(const ConfigReader& config, const CommonParts& common, DecoderConfig* result) {
   refuse_biases(config);
   result->layers.assign(result->layers.size(), {common.attention, common.mlp});
   read_common_window(config, /*default_window=*/4096, result);
@@ -20,7 +20,7 @@ constexpr ModelFamily kMistralFamily{
     .max_position_embeddings = 131072,
     .num_key_value_heads = 8,
     .head_dim = 0,
-    .read = read_keys,
+    .read = read_mistral,
 };
 
 }  // namespace espalier

@@ -7,7 +7,7 @@ namespace espalier {
 namespace {
 
 // Norms come after attention and MLP, and norms of q and k are over all heads at once.
-void read_keys(const ConfigReader& config, const CommonParts& common, DecoderConfig* result) {
+void read_olmo2(const ConfigReader& config, const CommonParts& common, DecoderConfig* result) {
   LayerSpec layer{common.attention, common.mlp, /*norm_inputs=*/false, /*norm_outputs=*/true};
   auto& attention = std::get<AttentionSpec>(layer.mixer);
   read_biases(config, &attention);
@@ -25,7 +25,7 @@ constexpr ModelFamily kOlmo2Family{
     .head_dim = 0,
     .rms_norm_eps = 1e-5,
     .pad_token_id = 1,
-    .read = read_keys,
+    .read = read_olmo2,
 };
 
 }  // namespace espalier

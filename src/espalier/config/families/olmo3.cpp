@@ -8,7 +8,7 @@ namespace {
 
 // Norms come after attention and MLP, and norms of q and k are over all heads at once. Without layer_types,
 // three of four layers have the window.
-void read_keys(const ConfigReader& config, const CommonParts& common, DecoderConfig* result) {
+void read_olmo3(const ConfigReader& config, const CommonParts& common, DecoderConfig* result) {
   LayerSpec layer{common.attention, common.mlp, /*norm_inputs=*/false, /*norm_outputs=*/true};
   auto& attention = std::get<AttentionSpec>(layer.mixer);
   read_biases(config, &attention);
@@ -22,7 +22,7 @@ void read_keys(const ConfigReader& config, const CommonParts& common, DecoderCon
   set_sliding_layers(config, read_layer_types(config, result->num_hidden_layers()).value_or(sliding), result);
 }
 
-void read_ropes(const ConfigReader& config, DecoderConfig* result) {
+void read_olmo3_ropes(const ConfigReader& config, DecoderConfig* result) {
   constexpr double kTheta = 500000;
   // A rope_theta outside of rope_parameters applies to all layers in Transformers 4, and to layers without a
   // window in Transformers 5.
@@ -43,8 +43,8 @@ constexpr ModelFamily kOlmo3Family{
     .head_dim = 0,
     .rms_norm_eps = 1e-5,
     .pad_token_id = 1,
-    .read = read_keys,
-    .read_rope = read_ropes,
+    .read = read_olmo3,
+    .read_rope = read_olmo3_ropes,
 };
 
 }  // namespace espalier

@@ -6,7 +6,7 @@ namespace espalier {
 
 namespace {
 
-void read_keys(const ConfigReader& config, const CommonParts& common, DecoderConfig* result) {
+void read_qwen2(const ConfigReader& config, const CommonParts& common, DecoderConfig* result) {
   // Transformers hard-codes the biases: on q, k and v, not on o.
   if (!config.boolean("attention_bias", true)) config.refuse("attention_bias", "true for qwen2");
   AttentionSpec attention = common.attention;
@@ -23,7 +23,7 @@ constexpr ModelFamily kQwen2Family{
     .max_position_embeddings = 32768,
     .num_key_value_heads = 32,
     .head_dim = 0,
-    .read = read_keys,
+    .read = read_qwen2,
 };
 
 }  // namespace espalier

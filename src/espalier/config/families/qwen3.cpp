@@ -6,7 +6,7 @@ namespace espalier {
 
 namespace {
 
-void read_keys(const ConfigReader& config, const CommonParts& common, DecoderConfig* result) {
+void read_qwen3(const ConfigReader& config, const CommonParts& common, DecoderConfig* result) {
   AttentionSpec attention = common.attention;
   read_biases(config, &attention);
   attention.query_key_norm = true;
@@ -21,7 +21,7 @@ constexpr ModelFamily kQwen3Family{
     .max_position_embeddings = 32768,
     .num_key_value_heads = 32,
     .head_dim = 128,
-    .read = read_keys,
+    .read = read_qwen3,
 };
 
 }  // namespace espalier

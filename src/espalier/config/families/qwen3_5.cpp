@@ -10,7 +10,7 @@ namespace {
 
 // Keys without effect on the text decoder: the multi-token prediction heads, which checkpoints carry
 // unchanged, and the dtype of states in inference.
-constexpr auto kKeys = std::to_array<std::string_view>(
+constexpr auto kQwen35Keys = std::to_array<std::string_view>(
     {"attn_output_gate", "full_attention_interval", "linear_conv_kernel_dim", "linear_key_head_dim",
      "linear_num_key_heads", "linear_num_value_heads", "linear_value_head_dim", "mamba_ssm_dtype",
      "mtp_num_hidden_layers", "mtp_use_dedicated_embeddings"});
@@ -24,7 +24,7 @@ constexpr ModelFamily kQwen35Family{
     .head_dim = 256,
     .partial_rotary_factor = 0.25,
     .composite_type = "qwen3_5",
-    .keys = kKeys,
+    .keys = kQwen35Keys,
     .read = read_gated_delta_layers,
 };
 

@@ -9,7 +9,7 @@ namespace espalier {
 
 namespace {
 
-void read_keys(const ConfigReader& config, const CommonParts& common, DecoderConfig* result) {
+void read_qwen3_5_moe(const ConfigReader& config, const CommonParts& common, DecoderConfig* result) {
   read_gated_delta_layers(config, common, result);
   MoeSpec moe = read_experts(config, "num_experts", /*norm_topk_prob=*/true);
   if (!moe.norm_topk_prob) config.refuse("norm_topk_prob", "true");
@@ -18,7 +18,7 @@ void read_keys(const ConfigReader& config, const CommonParts& common, DecoderCon
 }
 
 // Keys of multi-token prediction heads and the dtype of states, as in qwen3_5.
-constexpr auto kKeys = std::to_array<std::string_view>(
+constexpr auto kQwen35MoeKeys = std::to_array<std::string_view>(
     {"attn_output_gate", "full_attention_interval", "linear_conv_kernel_dim", "linear_key_head_dim",
      "linear_num_key_heads", "linear_num_value_heads", "linear_value_head_dim", "mamba_ssm_dtype",
      "moe_intermediate_size", "mtp_num_hidden_layers", "mtp_use_dedicated_embeddings", "norm_topk_prob",
@@ -35,8 +35,8 @@ constexpr ModelFamily kQwen35MoeFamily{
     .partial_rotary_factor = 0.25,
     .composite_type = "qwen3_5_moe",
     .only_experts = true,
-    .keys = kKeys,
-    .read = read_keys,
+    .keys = kQwen35MoeKeys,
+    .read = read_qwen3_5_moe,
 };
 
 }  // namespace espalier

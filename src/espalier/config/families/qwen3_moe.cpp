@@ -9,7 +9,7 @@ namespace espalier {
 
 namespace {
 
-void read_keys(const ConfigReader& config, const CommonParts& common, DecoderConfig* result) {
+void read_qwen3_moe(const ConfigReader& config, const CommonParts& common, DecoderConfig* result) {
   AttentionSpec attention = common.attention;
   read_biases(config, &attention);
   refuse_sliding_windows(config, result->num_hidden_layers());
@@ -18,7 +18,7 @@ void read_keys(const ConfigReader& config, const CommonParts& common, DecoderCon
   set_sparse_layers(config, read_experts(config, "num_experts", /*norm_topk_prob=*/false), result);
 }
 
-constexpr auto kKeys = std::to_array<std::string_view>(
+constexpr auto kQwen3MoeKeys = std::to_array<std::string_view>(
     {"decoder_sparse_step", "mlp_only_layers", "moe_intermediate_size", "norm_topk_prob", "num_experts",
      "num_experts_per_tok", "num_local_experts", "router_aux_loss_coef"});
 
@@ -29,8 +29,8 @@ constexpr ModelFamily kQwen3MoeFamily{
     .max_position_embeddings = 32768,
     .num_key_value_heads = 4,
     .head_dim = 0,
-    .keys = kKeys,
-    .read = read_keys,
+    .keys = kQwen3MoeKeys,
+    .read = read_qwen3_moe,
 };
 
 }  // namespace espalier

@@ -9,7 +9,7 @@ namespace espalier {
 
 namespace {
 
-void read_keys(const ConfigReader& config, const CommonParts& common, DecoderConfig* result) {
+void read_qwen3_next(const ConfigReader& config, const CommonParts& common, DecoderConfig* result) {
   read_gated_delta_layers(config, common, result);
   for (LayerSpec& layer : result->layers) {
     if (auto* delta = std::get_if<GatedDeltaSpec>(&layer.mixer)) delta->fused_projections = true;
@@ -19,7 +19,7 @@ void read_keys(const ConfigReader& config, const CommonParts& common, DecoderCon
   set_sparse_layers(config, moe, result);
 }
 
-constexpr auto kKeys = std::to_array<std::string_view>(
+constexpr auto kQwen3NextKeys = std::to_array<std::string_view>(
     {"decoder_sparse_step", "full_attention_interval", "linear_conv_kernel_dim", "linear_key_head_dim",
      "linear_num_key_heads", "linear_num_value_heads", "linear_value_head_dim", "mlp_only_layers",
      "moe_intermediate_size", "norm_topk_prob", "num_experts", "num_experts_per_tok", "num_local_experts",
@@ -33,8 +33,8 @@ constexpr ModelFamily kQwen3NextFamily{
     .num_key_value_heads = 2,
     .head_dim = 256,
     .partial_rotary_factor = 0.25,
-    .keys = kKeys,
-    .read = read_keys,
+    .keys = kQwen3NextKeys,
+    .read = read_qwen3_next,
 };
 
 }  // namespace espalier
