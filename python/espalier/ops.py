@@ -108,13 +108,15 @@ def _load() -> None:
         except OSError as error:
             raise ImportError(f"espalier.ops: {path} cannot be loaded: {error}") from error
     from . import fake_kernels  # noqa: F401
-    from . import library_attention
+    from . import library_attention, library_recurrences
 
     if torch.version.cuda and (name := library_attention.installed()):
-        _registered.append(library_attention.register(name))
+        _registered["attention"] = library_attention.register(name)
+    if torch.version.cuda and library_recurrences.installed():
+        _registered["recurrences"] = library_recurrences.register()
 
 
-_registered: list[torch.library.Library] = []  # what Python implements
+_registered: dict[str, torch.library.Library] = {}  # what Python implements
 
 
 def _tokens(ends: Tensor | None) -> Tensor:

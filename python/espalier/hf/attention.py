@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn.functional import pad, scaled_dot_product_attention
 from transformers import AttentionInterface
 
-from .. import ops
+from .. import kernel_checks, ops
 from ..errors import Unsupported
 from . import dense_attention, told
 from .asked_attention import Attention
@@ -71,7 +71,10 @@ def _at_positions(module: Any, run: TreeRun, query: Tensor) -> Tensor:
 
 
 def resolved(backend: str, device: torch.device) -> str:
-    """The backend that "auto" stands for on `device`; any other itself."""
+    """The backend that "auto" stands for on `device`; any other itself. Kernels that are asked for by name are checked as well,
+    so that one that is wrong is left out."""
+    if backend == "espalier" and device.type == "cuda":
+        _is_proven(device.index)
     if backend != "auto":
         return backend
     has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key("espalier::tree_attention", device.type.upper())
@@ -80,13 +83,14 @@ def resolved(backend: str, device: torch.device) -> str:
 
 @functools.cache
 def _is_proven(index: int | None) -> bool:
-    """Whether our attention on this GPU is proven. With the compiled trainer, kernels prove themselves there first, which
-    takes a minute or so when a build first meets a GPU; without it, nothing is proven."""
+    """Whether our attention on this GPU is proven. Kernels prove themselves first, which takes a minute or so when a build first
+    meets a GPU: by the compiled trainer, or without it from Python."""
+    device = torch.cuda.current_device() if index is None else index
     try:
         from ..native_engine import native
     except ImportError:
-        return False
-    return native.prove_kernels(torch.cuda.current_device() if index is None else index)
+        return kernel_checks.is_attention_right(device)
+    return native.prove_kernels(device)
 
 
 def as_autocast(*tensors: Tensor) -> tuple[Tensor, ...]:
