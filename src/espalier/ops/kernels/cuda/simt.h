@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Primitives that kernels are written in: threads, shared memory and tensor cores of a GPU, with two
-// implementations. nvcc uses simt_device.h, which maps to CUDA. Other compilers use simt_host.h, and a kernel
-// then runs in an emulator, thread by thread (tests/ops/kernels/cuda/emulator.h): the same source, with its
-// tiles, indices and synchronisation, is tested without a GPU.
+// implementations. nvcc uses simt_device.h, which maps to CUDA. Other compilers include ESPALIER_SIMT_HEADER,
+// which tests define: a kernel then runs in an emulator, thread by thread
+// (tests/ops/kernels/cuda/emulator.h), and the same source, with its tiles, indices and synchronisation, is
+// tested without a GPU.
 //
 // A kernel is a function template `ESPALIER_KERNEL void name(const Params&)`. A .cu file wraps it in a
 // __global__ function; a test passes it to the emulator. It may use the primitives below and plain C++, but
@@ -76,7 +77,7 @@ struct FloatPair {
 #ifdef __CUDACC__
 #include "espalier/ops/kernels/cuda/simt_device.h"
 #else
-#include "espalier/ops/kernels/cuda/simt_host.h"
+#include ESPALIER_SIMT_HEADER
 #endif
 
 namespace espalier::simt {

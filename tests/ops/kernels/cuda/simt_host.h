@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The primitives of simt.h in an emulator of a thread block. Functions in namespace `emulator` are declared
-// here and defined in tests.
+// The primitives of espalier/ops/kernels/cuda/simt.h in the emulator of a thread block (emulator.h). Included
+// by that header alone.
 #pragma once
 
 #include <bit>
