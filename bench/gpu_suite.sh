@@ -218,7 +218,7 @@ stage() {
       fi
       ;;
     qualify)
-      run qualify 200 env -u ESPALIER_ATTENTION -u ESPALIER_ELEMENTWISE -u ESPALIER_HEAD "$python" bench/gpu_qualify.py \
+      run qualify 200 env -u ESPALIER_ATTENTION -u ESPALIER_HEAD "$python" bench/gpu_qualify.py \
         --espalier "$build/src/espalier/cli/espalier" --seconds @S --failed "$work/qualify.failed" "${output[@]}"
       ;;
     tests) run tests 120 "${checks[@]}" --parts tests "${output[@]}" ;;

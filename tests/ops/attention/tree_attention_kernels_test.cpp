@@ -13,6 +13,7 @@
 #include "espalier/ops/kernels/cpu/attention/tree_attention.h"
 #include "tests/ops/attention/attention_problem.h"
 #include "tests/ops/gemm/forced_products.h"
+#include "tests/ops/kernels/cpu/attention/tile_counts.h"
 #include "tests/ops/kernels/cpu/forced_instruction_set.h"
 #include "tests/ops/threads.h"
 #include "tests/test_seed.h"
@@ -254,9 +255,10 @@ TEST(TreeAttentionKernels, AllTileClassesAreAmongTheTestedProblems) {
   const std::vector<ContextRectangle> context = {{0, 3, 290, 0, 1023}, {1, 0, 40, 0, 512}};
   const Schedule schedule =
       make_schedule(problem.ends, context, attention_blocks({1023, 3, 1, 64}, problem.ends));
-  EXPECT_GT(schedule.counts.empty, 10);
-  EXPECT_GT(schedule.counts.partial, 10);
-  EXPECT_GT(schedule.counts.full, 10);
+  const auto counts = testing::TileCounts::of(schedule);
+  EXPECT_GT(counts.empty, 10);
+  EXPECT_GT(counts.partial, 10);
+  EXPECT_GT(counts.full, 10);
 }
 
 TEST(TreeAttentionKernels, GiveTheSameBitsForAnyNumberOfThreads) {

@@ -24,10 +24,8 @@ bool serves(at::ScalarType dtype, int64_t head_dim) {
   if (dtype != at::kBFloat16 && dtype != at::kHalf) return false;
   try {
     const cuda::DeviceProperties& device = cuda::device_properties();
-    const auto element = dtype == at::kBFloat16 ? cuda::ElementKind::kBFloat16 : cuda::ElementKind::kFloat16;
-    const cuda::AttentionSupport support = cuda::attention_support(
-        element, static_cast<int32_t>(head_dim), device.compute_capability, device.shared_bytes);
-    return support.forward && support.backward;
+    return cuda::serves_head_dim(static_cast<int32_t>(head_dim), device.compute_capability,
+                                 device.shared_bytes);
   } catch (const std::exception&) {
     return false;  // no device
   }
