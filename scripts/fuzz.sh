@@ -15,9 +15,9 @@ if ((${#targets[@]} == 0)); then
   for folder in tests/fuzz/corpus/*/; do targets+=("$(basename "$folder")"); done
 fi
 mkdir -p build/fuzz/failures
-failed=()
-for target in "${targets[@]}"; do
-  found=build/fuzz/corpus/$target log=build/fuzz/$target.log
+
+run_target() {
+  local target=$1 found=build/fuzz/corpus/$1 log=build/fuzz/$1.log runs
   mkdir -p "$found"
   # Half a gigabyte for an input of a few kilobytes, or ten seconds, is a fault.
   if build/asan/tests/fuzz/fuzz_"$target" -max_total_time="$seconds" -timeout=10 -rss_limit_mb=1024 -malloc_limit_mb=512 \
@@ -26,9 +26,13 @@ for target in "${targets[@]}"; do
     runs=$(sed -n 's/^stat::number_of_executed_units: *//p' "$log")
     echo "fuzz: $target: $runs inputs, no failure"
   else
-    echo "fuzz: $target: failed; see $log"
-    tail -n 30 "$log"
-    failed+=("$target")
+    printf 'fuzz: %s: failed; see %s\n%s\n' "$target" "$log" "$(tail -n 30 "$log")"
+    return 1
   fi
-done
-((${#failed[@]} == 0)) || { echo "fuzz: failures in ${failed[*]}" >&2; exit 1; }
+}
+
+# A target takes one core.
+export -f run_target
+export seconds
+printf '%s\0' "${targets[@]}" | xargs -0 -n 1 -P "$(nproc)" bash -c 'run_target "$1"' fuzz ||
+  { echo "fuzz: there are failures" >&2; exit 1; }

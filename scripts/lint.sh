@@ -21,7 +21,7 @@ if [[ ${1:-} == --format ]]; then
 fi
 
 echo "lint: clang-format on ${#sources[@]} files"
-"$tools/clang-format" --dry-run --Werror "${sources[@]}"
+printf '%s\0' "${sources[@]}" | xargs -0 -n 50 -P "$(nproc)" "$tools/clang-format" --dry-run --Werror
 
 echo "lint: ruff"
 "$tools/ruff" check --quiet

@@ -15,7 +15,7 @@
 namespace espalier::testing {
 namespace {
 
-constexpr int kSteps = 250;
+constexpr int kSteps = 150;
 
 double relative_difference(double a, double b) {
   return std::abs(a - b) / std::max(1.0, std::abs(b));

@@ -7,6 +7,7 @@ import shlex
 import signal
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -28,6 +29,16 @@ def pytest_sessionstart(session):
         if signal.getsignal(number) == signal.SIG_IGN:
             signal.signal(number, signal.SIG_DFL)
 
+
+# Files of few tests that take long: they build, or start many processes.
+LONG = ["test_wheel.py", "test_launch.py", "test_distributed.py", "test_rank_failures.py", "test_hf_head_ranks.py",
+        "test_torch_distribution.py", "test_faults.py", "test_trl_trainers.py", "test_sampling_bench.py"]  # fmt: skip
+
+
+def pytest_collection_modifyitems(items):
+    """Long files come first, and the others by their numbers of tests, so that no worker is left alone with one at the end."""
+    counts = Counter(item.path for item in items)
+    items.sort(key=lambda item: (LONG.index(item.path.name) if item.path.name in LONG else len(LONG), -counts[item.path], item.path))
 
 
 def number_of_seeds():

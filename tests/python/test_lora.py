@@ -36,7 +36,7 @@ TARGETS = {
 CONFIGS = MODELS | WINDOWS_AND_ROPES | MORE_FAMILIES
 # Recurrent layers divide by the size of their output, which makes much of rounding where that is small.
 RECURRENT = ("qwen3_5", "qwen3_next", "mamba2", "granitemoehybrid")
-TRAINED = ("--dtype", "float64", "--max-grad-norm", 0, "--token-budget", 24, "--strategy", "partition")
+TRAINED = ("--dtype", "float64", "--max-grad-norm", 0, "--token-budget", 24, "--strategy", "partition", "--no-calibration")
 
 
 @pytest.fixture(scope="module", params=TARGETS)
@@ -107,8 +107,7 @@ OPTIMISERS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("optimiser", OPTIMISERS)
-@pytest.mark.parametrize("rslora", [False, True], ids=["", "rslora"])
+@pytest.mark.parametrize("optimiser, rslora", [("sgd", True), ("adamw", False)])  # which know nothing of each other
 def test_steps_are_those_of_peft(espalier, folder, kind, tmp_path, optimiser, rslora):
     model = make_peft(folder, TARGETS[kind], use_rslora=rslora)
     model.save_pretrained(tmp_path / "adapter")
@@ -248,8 +247,10 @@ def test_merging_is_that_of_peft(espalier, folder, kind, tmp_path, dtype):
         assert difference(together, beside) <= 1e-11
 
 
-@pytest.mark.parametrize("dtype", ["float64", "float32", "bfloat16"])
-def test_verify_proves_the_gradients_of_adapters(espalier, folder, kind, tmp_path, dtype):
+@pytest.mark.parametrize("is_low", [False, True], ids=["float64", "low"])
+def test_verify_proves_the_gradients_of_adapters(espalier, folder, kind, tmp_path, is_low):
+    """In low precision every second kind in bfloat16, the others in float32."""
+    dtype = ("float32", "bfloat16")[list(TARGETS).index(kind) % 2] if is_low else "float64"
     make_peft(folder, TARGETS[kind]).save_pretrained(tmp_path / "adapter")
     data = write_rows(tmp_path / "rows.jsonl", random_rows(10, "sft"))
     flags = ("--model", folder, "--data", data, "--adapter", tmp_path / "adapter", "--dtype", dtype,

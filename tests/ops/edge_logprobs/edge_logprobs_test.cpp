@@ -107,7 +107,7 @@ TEST(EdgeLogprobs, EqualReferenceAcrossBlocks) {
 
 TEST(EdgeLogprobs, ErrorInLowPrecisionIsAtMostTwiceThatOfPlainLogSoftmax) {
   for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16}) {
-    for (uint64_t seed = 0; seed < 10; ++seed) {
+    for (uint64_t seed = 0; seed < 4; ++seed) {
       SCOPED_TRACE(::testing::Message() << dtype << ", seed " << seed);
       Problem problem = make_problem(seed, {2060, 3000, 16, 2800});
       for (at::Tensor& input : problem.inputs) input = input.to(dtype).to(at::kDouble);
