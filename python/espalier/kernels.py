@@ -26,8 +26,8 @@ def lines_of(index: int) -> list[str]:
         rates = library_recurrences.Rates(*verdict.rates) if verdict.rates else library_recurrences.Rates()
         wave, wave_token, level, level_token = (f"{1e6 * rate:.3g} us" for rate in rates)
         name = library_recurrences.installed()
-        lines.append(f"  gated delta  {dtype}: {name} where it is cheaper: {wave} a wave and {wave_token} a token, composed {level} a "
-                     f"level of chunks and {level_token} a token")  # fmt: skip
+        lines.append(f"  gated delta  {dtype}: {name} where it is cheaper: {wave} a wave and {wave_token} a token, composed {level} "
+                     f"a level of chunks and {level_token} a token")  # fmt: skip
     return [*lines, *([f"  {missing}"] if (missing := missing_on(index)) else [])]
 
 
