@@ -15,7 +15,10 @@ def lines_of(index: int) -> list[str]:
     taken = attention.resolved("auto", torch.device("cuda", index))
     library, own = (kernel_checks.verdict_on(family, index) for family in ("library", "ampere"))
     why = [f"{name}: {_told(verdict)}" for name, verdict in (("library", library), ("ampere", own))]
-    first = "FlexAttention" if taken == "flex" else library_attention.installed() if has_attention(index) else "ampere"
+    if times := kernel_checks.verdict_on(kernel_checks.TIMES, index).rates:
+        why.append(f"timed: {times[0] * 1e3:.3g} and {times[1] * 1e3:.3g} ms")
+    is_library = has_attention(index) and not kernel_checks.is_ours_faster(index)
+    first = "FlexAttention" if taken == "flex" else library_attention.installed() if is_library else "ampere"
     lines = [f"cuda:{index}  {torch.cuda.get_device_name(index)}", f"  attention    {first} ({'; '.join(why)})"]
     for dtype in ("bfloat16", "float32"):
         verdict = kernel_checks.verdict_on(f"recurrences {dtype}", index) if library_recurrences.installed() else None
@@ -26,8 +29,8 @@ def lines_of(index: int) -> list[str]:
         rates = library_recurrences.Rates(*verdict.rates) if verdict.rates else library_recurrences.Rates()
         wave, wave_token, level, level_token = (f"{1e6 * rate:.3g} us" for rate in rates)
         name = library_recurrences.installed()
-        lines.append(f"  gated delta  {dtype}: {name} where it is cheaper: {wave} a wave and {wave_token} a token, composed {level} "
-                     f"a level of chunks and {level_token} a token")  # fmt: skip
+        lines.append(f"  gated delta  {dtype}: {name} where it is cheaper: {wave} a wave and {wave_token} a token, composed "
+                     f"{level} a level of chunks and {level_token} a token")  # fmt: skip
     return [*lines, *([f"  {missing}"] if (missing := missing_on(index)) else [])]
 
 

@@ -206,7 +206,7 @@ def test_what_is_missing_is_told_once(gpu, installed):
 
 
 def test_lines_for_people(gpu, installed):
-    gpu["by_family"] = {"ampere": [0, "", None], "recurrences bfloat16": [5, "", [1e-4, 2e-7, 3e-5, 9e-7]],
+    gpu["by_family"] = {"ampere": [0, "", None], kernel_checks.TIMES: [0, "", None], "recurrences bfloat16": [5, "", [1e-4, 2e-7, 3e-5, 9e-7]],
                         "recurrences float32": [5, "in TF32", None]}  # fmt: skip
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -218,12 +218,44 @@ def test_lines_for_people(gpu, installed):
         "and 0.9 us a token",
         "  gated delta  float32: composed (FAILED: in TF32)",
     ]
+    gpu["by_family"] = {kernel_checks.TIMES: [2, "", [0.004, 0.003]]}
+    shutil.rmtree(kernel_checks.folder())
+    kernel_checks.forget()
+    assert kernels.lines_of(0)[1] == "  attention    ampere (library: passed; ampere: passed; timed: 4 and 3 ms)"
     installed.update(attention="", recurrences="")
     assert kernels.lines_of(0)[2:] == [
         "  gated delta  bfloat16: composed (flash-linear-attention is not installed)",
         "  gated delta  float32: composed (flash-linear-attention is not installed)",
         "  pip install 'espalier-train[cuda]' adds cudnn.flex_attention for attention and flash-linear-attention for gated delta rules",
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize("times, is_faster", [([0.3, 0.2], True), ([0.2, 0.3], False), (None, False)])
+def test_ours_is_taken_where_it_is_faster(times, is_faster, gpu, monkeypatch):
+    gpu["by_family"] = {kernel_checks.TIMES: [0 if times is None else 2, "", times]}
+    assert library_attention._is_left_to_ours(CUDA) == is_faster
+    assert not library_attention._is_left_to_ours(torch.device("cpu"))
+    monkeypatch.setenv("ESPALIER_ATTENTION", "library")
+    assert not library_attention._is_left_to_ours(CUDA)
+    monkeypatch.delenv("ESPALIER_ATTENTION")
+    with cudnn_stand_in.installed(monkeypatch) as stand_in:
+        monkeypatch.setattr(library_attention, "_is_left_to_ours", lambda _device: is_faster)
+        q = torch.randn(3, 1, 8, dtype=torch.float64)
+        ends = torch.tensor([3, 3, 3], dtype=torch.int32)
+        ops.tree_attention(q, q, q, ends)
+        assert stand_in.calls["forward"] == (not is_faster)
+        ops.tree_attention(q, q, q, ends, sliding_window=2, position=torch.arange(3, dtype=torch.int32))  # which ours has not
+        assert stand_in.calls["forward"] == 1 + (not is_faster)
+
+
+def test_what_both_take_is_timed(monkeypatch):
+    assert [len(attention_cases._grown(attention_cases._binary(tokens, 5))) for tokens in (1, 64, 16384)] == [1, 64, 16384]
+    with cudnn_stand_in.installed(monkeypatch, AttentionInFloat32()):
+        found = attention_cases.measured("cpu", 64)  # where every name but library means the CPU's own
+        monkeypatch.setattr(attention_cases, "measured", lambda _device: found)
+        assert kernel_checks.check(kernel_checks.TIMES, "cpu") == Finding(2, "", found) and min(found) > 0
+        monkeypatch.setattr(attention_cases, "measured", lambda _device: None)
+        assert kernel_checks.check(kernel_checks.TIMES, "cpu") == Finding()
 
 
 @pytest.mark.parametrize("status, is_kept", [(1, False), (-11, True)])
