@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from . import ops
-from .kernel_checks import Case, values_of
+from .kernel_checks import Case, named, seconds_of, values_of
 
 HEAD_DIMS = {"library": (64, 96, 128, 256), "ampere": (64, 128, 256)}
 
@@ -129,6 +129,36 @@ def cases(family: str, dtype: torch.dtype, device: str) -> Iterator[Case]:
             continue
         for number, (name, forest) in enumerate(forests().items()):
             yield _case(f"{name}, {dim}", forest, dim, number, dtype, device)
+
+
+def measured(device: str, tokens: int = 16384) -> tuple[float, ...] | None:
+    """Seconds of a forward and a backward pass by library and by ampere, 16 heads over 4 of 128 in bfloat16, on a binary tree;
+    None where one does not serve the device."""
+    ends = torch.tensor(_grown(_binary(tokens, 5)), dtype=torch.int32, device=device)
+    q, k, v = (torch.randn(tokens, heads, 128, dtype=torch.bfloat16, device=device, requires_grad=True) for heads in (16, 4, 4))
+
+    def passes() -> None:
+        out = ops.tree_attention(q, k, v, ends)
+        torch.autograd.grad(out, (q, k, v), torch.ones_like(out))
+
+    taken = []
+    for family in ("library", "ampere"):
+        with named("ESPALIER_ATTENTION", family):
+            if not _is_served(128, torch.bfloat16, device):
+                return None
+            taken.append(seconds_of(passes, device))
+    return tuple(taken)
+
+
+def _binary(tokens: int, levels: int) -> Grow:
+    """Half of the tokens in the node, a quarter in each of two subtrees."""
+    child = tokens // 4 if levels else 0
+
+    def children(ends: Ends) -> None:
+        for _ in range(2 if child else 0):
+            _binary(child, levels - 1)(ends)
+
+    return lambda ends: ends.node(tokens - 2 * child, children)
 
 
 def _is_served(dim: int, dtype: torch.dtype, device: str) -> bool:

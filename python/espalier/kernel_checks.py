@@ -6,7 +6,8 @@ float64, an error of at most twice that of the plain form in the same dtype, and
 under the GPU, the driver, the versions of PyTorch and of the library, and a digest of the sources.
 
 Families: "library" and "ampere" (attention, as ESPALIER_ATTENTION names them), which the compiled trainer checks itself where
-it is there, and "recurrences bfloat16" and "recurrences float32" (library_recurrences.py), with what they take of time.
+it is there; "attention times", which compares only how long both take; "recurrences bfloat16" and "recurrences float32"
+(library_recurrences.py), with what they take of time.
 """
 
 import contextlib
@@ -17,6 +18,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import time
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -25,6 +27,7 @@ from typing import Any, NamedTuple
 import torch
 
 LIMIT_SECONDS = 240.0  # Triton and CUTLASS compile meanwhile
+TIMES = "attention times"
 MOST_RATIO = 2.0  # of our error to that of the plain form (src/espalier/base/error_ratio.h)
 
 
@@ -85,6 +88,9 @@ def check(family: str, device: str) -> Finding:
         return finding._replace(rates=recurrence_cases.measured(device)) if finding.is_right else finding
     from . import attention_cases
 
+    if family == TIMES:
+        rates = attention_cases.measured(device)
+        return Finding(0 if rates is None else len(rates), "", rates)
     findings = []
     with named("ESPALIER_ATTENTION", family):
         for each in (torch.bfloat16, torch.float16):
@@ -111,6 +117,12 @@ def run_child(family: str, device: str, file: str) -> None:
     from . import ops  # noqa: F401
 
     Path(file).write_text(json.dumps(check(family, device)))
+
+
+def is_ours_faster(index: int) -> bool:
+    """Whether "ampere" has taken less time than "library" on this CUDA device, where it serves both."""
+    times = verdict_on(TIMES, index).rates
+    return times is not None and times[1] < times[0]
 
 
 def is_attention_right(index: int) -> bool:
@@ -214,6 +226,20 @@ def _write(place: Path, key: str, finding: Finding) -> None:
 def forget() -> None:
     """Verdicts are read, or found, again in this process."""
     verdict_on.cache_clear()
+
+
+def seconds_of(call: Callable[[], None], device: str) -> float:
+    """The least of three calls, after one that compiles."""
+    taken = []
+    for _ in range(4):
+        if device != "cpu":
+            torch.cuda.synchronize(device)
+        began = time.perf_counter()
+        call()
+        if device != "cpu":
+            torch.cuda.synchronize(device)
+        taken.append(time.perf_counter() - began)
+    return min(taken[1:])
 
 
 def values_of(results: Any) -> list[torch.Tensor]:

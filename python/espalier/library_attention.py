@@ -9,6 +9,7 @@ tree_attention finds. What it does not serve, the next implementation computes.
 import functools
 import importlib.metadata
 import importlib.util
+import os
 import warnings
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -95,11 +96,22 @@ def _served(query: Tensor, seen: Visibility) -> _Mask | None:
         return None
     if query.device.type != "cpu" and query.dtype not in _DTYPES:
         return None
+    if not seen.sliding_window and _is_left_to_ours(query.device):
+        return None
     mask = _mask_of(seen)
     if mask.bounds.shape[1] > MOST_BOUNDS:
         _warn_of_many_intervals(MOST_BOUNDS // 2)
         return None
     return mask
+
+
+def _is_left_to_ours(device: torch.device) -> bool:
+    """Whether our own kernels were faster when both were timed on this GPU, and nothing names the library."""
+    if device.type != "cuda" or os.environ.get("ESPALIER_ATTENTION"):
+        return False
+    from . import kernel_checks
+
+    return kernel_checks.is_ours_faster(device.index)
 
 
 @functools.cache

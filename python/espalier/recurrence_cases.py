@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Forests that gated_delta_rule proves itself on, its plain form, and what both of its forms take of time."""
 
-import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -10,7 +9,7 @@ import torch
 from torch import Tensor
 
 from . import library_recurrences, ops
-from .kernel_checks import Case, named, values_of
+from .kernel_checks import Case, named, seconds_of, values_of
 from .library_recurrences import Rates
 from .waves import Waves
 
@@ -124,17 +123,14 @@ def _deep(levels: int, tokens: int) -> list[int]:
 
 
 def _seconds(form: str, prev: Tensor, device: str) -> float:
-    """Of a forward and a backward pass with 32 heads of 128 in bfloat16: the least of three, after one that compiles."""
+    """Of a forward and a backward pass with 32 heads of 128 in bfloat16."""
     heads, dim = 32, 128
     q, k, v = (torch.randn(len(prev), heads, dim, device=device, dtype=torch.bfloat16, requires_grad=True) for _ in range(3))
     g, beta = -torch.rand(len(prev), heads, device=device), torch.rand(len(prev), heads, device=device)
-    taken = []
+
+    def passes() -> None:
+        out, _ = ops.gated_delta_rule(q, k, v, g, beta, prev)
+        torch.autograd.grad(out, (q, k, v), torch.ones_like(out))
+
     with named(library_recurrences.VARIABLE, form):
-        for _ in range(4):
-            torch.cuda.synchronize(device)
-            began = time.perf_counter()
-            out, _ = ops.gated_delta_rule(q, k, v, g, beta, prev)
-            torch.autograd.grad(out, (q, k, v), torch.ones_like(out))
-            torch.cuda.synchronize(device)
-            taken.append(time.perf_counter() - began)
-    return min(taken[1:])
+        return seconds_of(passes, device)

@@ -2,6 +2,7 @@
 """Kernels that prove themselves from Python, with stand-ins of the libraries on the CPU."""
 
 import json
+import shutil
 import subprocess
 import sys
 import types
@@ -12,7 +13,8 @@ import torch
 
 import cudnn_stand_in
 import fla_stand_in
-from espalier import attention_cases, kernel_checks, library_recurrences, ops, recurrence_cases
+from espalier import attention_cases, kernel_checks, kernels, library_attention, library_recurrences, ops, recurrence_cases
+from espalier.errors import Unsupported
 from espalier.hf import attention
 from espalier.kernel_checks import Finding
 
@@ -81,8 +83,6 @@ def test_attention_that_is_right_and_wrong(monkeypatch):
     with cudnn_stand_in.installed(monkeypatch, AttentionInFloat32()) as stand_in:
         assert kernel_checks.judged(attention_cases.cases("library", torch.bfloat16, "cpu"), torch.bfloat16).is_right
         assert stand_in.calls["backward"] == 2 * len(chosen)
-        from espalier import library_attention
-
         library_attention._masks.clear()
         stand_in.change = lambda bounds: torch.cat([torch.zeros_like(bounds[:1]), bounds[1:]])
         assert not kernel_checks.judged(attention_cases.cases("library", torch.bfloat16, "cpu"), torch.bfloat16).is_right
@@ -158,6 +158,104 @@ def test_attention_without_the_compiled_trainer(library, own, is_right, gpu, mon
         assert gpu["started"] == 2 and destroyed == (["attention"] if library[1] else [])
         assert attention.resolved("espalier", torch.device("cuda", 0)) == "espalier" and gpu["started"] == 2
     attention._is_proven.cache_clear()
+
+
+@pytest.fixture
+def installed(gpu, monkeypatch):
+    """What is installed, by name, on the GPU of the fixture above."""
+    there = {"attention": "cudnn-frontend 1.32.0", "recurrences": "fla 0.6.0"}
+    monkeypatch.setattr(library_attention, "installed", lambda: there["attention"])
+    monkeypatch.setattr(library_recurrences, "installed", lambda: there["recurrences"])
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _index: (9, 0))
+    monkeypatch.setattr(attention, "_is_proven", kernel_checks.is_attention_right)
+    monkeypatch.setattr(torch._C, "_dispatch_has_kernel_for_dispatch_key", lambda *_: True)
+    for function in (attention._check_library, attention._tell_what_is_missing):
+        function.cache_clear()
+    return there
+
+
+CUDA = torch.device("cuda", 0)
+
+
+@pytest.mark.parametrize("backend, family", [("cudnn", "library"), ("fla", "recurrences bfloat16")])
+def test_backends_of_libraries(backend, family, gpu, installed):
+    assert attention.resolved(backend, CUDA) == attention.resolved("auto", CUDA) == "espalier"
+    attention._check_library.cache_clear()
+    kernel_checks.forget()
+    shutil.rmtree(kernel_checks.folder())
+    gpu["by_family"] = {family: [5, "wrong", None]}
+    with pytest.warns(UserWarning, match="are not used on"), pytest.raises(Unsupported, match=f'backend="{backend}": expected'):
+        attention.resolved(backend, CUDA)
+    attention._check_library.cache_clear()
+    installed.update(attention="", recurrences="")
+    with pytest.raises(Unsupported, match="received cuda:0 without"):
+        attention.resolved(backend, CUDA)
+
+
+def test_what_is_missing_is_told_once(gpu, installed):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        attention.resolved("auto", CUDA)
+        attention._tell_what_is_missing.cache_clear()
+        installed.update(recurrences="")
+    with pytest.warns(UserWarning, match=r"install 'espalier-train\[cuda\]' adds flash-linear-attention for gated delta rules, which"):
+        attention.resolved("auto", CUDA)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        attention.resolved("auto", CUDA)
+
+
+def test_lines_for_people(gpu, installed):
+    gpu["by_family"] = {"ampere": [0, "", None], kernel_checks.TIMES: [0, "", None], "recurrences bfloat16": [5, "", [1e-4, 2e-7, 3e-5, 9e-7]],
+                        "recurrences float32": [5, "in TF32", None]}  # fmt: skip
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        lines = kernels.lines_of(0)
+    assert lines == [
+        "cuda:0  a GPU",
+        "  attention    cudnn-frontend 1.32.0 (library: passed; ampere: not for this device)",
+        "  gated delta  bfloat16: fla 0.6.0 where it is cheaper: 100 us a wave and 0.2 us a token, composed 30 us a level of chunks "
+        "and 0.9 us a token",
+        "  gated delta  float32: composed (FAILED: in TF32)",
+    ]
+    gpu["by_family"] = {kernel_checks.TIMES: [2, "", [0.004, 0.003]]}
+    shutil.rmtree(kernel_checks.folder())
+    kernel_checks.forget()
+    assert kernels.lines_of(0)[1] == "  attention    ampere (library: passed; ampere: passed; timed: 4 and 3 ms)"
+    installed.update(attention="", recurrences="")
+    assert kernels.lines_of(0)[2:] == [
+        "  gated delta  bfloat16: composed (flash-linear-attention is not installed)",
+        "  gated delta  float32: composed (flash-linear-attention is not installed)",
+        "  pip install 'espalier-train[cuda]' adds cudnn.flex_attention for attention and flash-linear-attention for gated delta rules",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("times, is_faster", [([0.3, 0.2], True), ([0.2, 0.3], False), (None, False)])
+def test_ours_is_taken_where_it_is_faster(times, is_faster, gpu, monkeypatch):
+    gpu["by_family"] = {kernel_checks.TIMES: [0 if times is None else 2, "", times]}
+    assert library_attention._is_left_to_ours(CUDA) == is_faster
+    assert not library_attention._is_left_to_ours(torch.device("cpu"))
+    monkeypatch.setenv("ESPALIER_ATTENTION", "library")
+    assert not library_attention._is_left_to_ours(CUDA)
+    monkeypatch.delenv("ESPALIER_ATTENTION")
+    with cudnn_stand_in.installed(monkeypatch) as stand_in:
+        monkeypatch.setattr(library_attention, "_is_left_to_ours", lambda _device: is_faster)
+        q = torch.randn(3, 1, 8, dtype=torch.float64)
+        ends = torch.tensor([3, 3, 3], dtype=torch.int32)
+        ops.tree_attention(q, q, q, ends)
+        assert stand_in.calls["forward"] == (not is_faster)
+        ops.tree_attention(q, q, q, ends, sliding_window=2, position=torch.arange(3, dtype=torch.int32))  # which ours has not
+        assert stand_in.calls["forward"] == 1 + (not is_faster)
+
+
+def test_what_both_take_is_timed(monkeypatch):
+    assert [len(attention_cases._grown(attention_cases._binary(tokens, 5))) for tokens in (1, 64, 16384)] == [1, 64, 16384]
+    with cudnn_stand_in.installed(monkeypatch, AttentionInFloat32()):
+        found = attention_cases.measured("cpu", 64)  # where every name but library means the CPU's own
+        monkeypatch.setattr(attention_cases, "measured", lambda _device: found)
+        assert kernel_checks.check(kernel_checks.TIMES, "cpu") == Finding(2, "", found) and min(found) > 0
+        monkeypatch.setattr(attention_cases, "measured", lambda _device: None)
+        assert kernel_checks.check(kernel_checks.TIMES, "cpu") == Finding()
 
 
 @pytest.mark.parametrize("status, is_kept", [(1, False), (-11, True)])

@@ -2,6 +2,7 @@
 """Attention of Transformers' layers over a forest: token j attends to token i iff i <= j < subtree_end[i]."""
 
 import functools
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -10,14 +11,15 @@ from torch import Tensor
 from torch.nn.functional import pad, scaled_dot_product_attention
 from transformers import AttentionInterface
 
-from .. import kernel_checks, ops
+from .. import kernel_checks, libraries, ops
 from ..errors import Unsupported
 from . import dense_attention, told
 from .asked_attention import Attention
 from .run import TreeRun
 
 NAME = "espalier"  # by which configs ask for it
-BACKENDS = ("auto", "espalier", "flex", "sdpa")
+LIBRARIES = ("cudnn", "fla")  # backends that need one; the rest is as of "auto"
+BACKENDS = ("auto", "espalier", "flex", "sdpa", *LIBRARIES)
 
 
 def tree_attention(module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any = None, *,
@@ -71,21 +73,46 @@ def _at_positions(module: Any, run: TreeRun, query: Tensor) -> Tensor:
 
 
 def resolved(backend: str, device: torch.device) -> str:
-    """The backend that "auto" stands for on `device`; any other itself. Kernels that are asked for by name are checked as well,
-    so that one that is wrong is left out."""
+    """The backend that "auto" stands for on `device`, and those of libraries, which must be there; any other itself. Kernels that
+    are asked for by name are checked as well, so that one that is wrong is left out."""
     if backend == "espalier" and device.type == "cuda":
-        _is_proven(device.index)
-    if backend != "auto":
+        _is_proven(_index(device))
+    if backend in LIBRARIES:
+        _check_library(backend, device)
+    elif backend != "auto":
         return backend
+    elif device.type == "cuda":
+        _tell_what_is_missing(_index(device))
     has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key("espalier::tree_attention", device.type.upper())
-    return "espalier" if has_kernel and (device.type != "cuda" or _is_proven(device.index)) else "flex"
+    return "espalier" if has_kernel and (device.type != "cuda" or _is_proven(_index(device))) else "flex"
 
 
 @functools.cache
-def _is_proven(index: int | None) -> bool:
+def _check_library(backend: str, device: torch.device) -> None:
+    """Raises Unsupported where the library of a backend is not there, does not serve the device, or is wrong on it."""
+    index = _index(device)
+    if device.type == "cuda" and (libraries.has_attention(index) if backend == "cudnn" else libraries.has_recurrences(index)):
+        return
+    wanted = {"cudnn": "cudnn-frontend 1.32 on a GPU of compute capability 9.0, 10.0 or 10.3",
+              "fla": "flash-linear-attention 0.6 on a GPU"}[backend]  # fmt: skip
+    raise Unsupported(f'backend="{backend}": expected {wanted}, which has passed its checks there, received {device} without; '
+                      f"{libraries.EXTRA}, see `python -m espalier.kernels`, or leave backend out")  # fmt: skip
+
+
+@functools.cache
+def _tell_what_is_missing(index: int) -> None:
+    if missing := libraries.missing_on(index):
+        warnings.warn(f"espalier.hf.patch: {missing}, which are made for this GPU", stacklevel=2)
+
+
+def _index(device: torch.device) -> int:
+    return torch.cuda.current_device() if device.type == "cuda" and device.index is None else device.index or 0
+
+
+@functools.cache
+def _is_proven(device: int) -> bool:
     """Whether our attention on this GPU is proven. Kernels prove themselves first, which takes a minute or so when a build first
     meets a GPU: by the compiled trainer, or without it from Python."""
-    device = torch.cuda.current_device() if index is None else index
     try:
         from ..native_engine import native
     except ImportError:
