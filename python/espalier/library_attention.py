@@ -90,9 +90,9 @@ def _is_served(device: int) -> bool:
     return torch.cuda.get_device_capability(device) in CAPABILITIES
 
 
-def _served(query: Tensor, seen: Visibility) -> _Mask | None:
+def _served(query: Tensor, softcap: float, seen: Visibility) -> _Mask | None:
     """The mask, where the library computes this; None where it does not. A forest of too many intervals is told once."""
-    if not len(query) or query.shape[2] % 8 or (query.shape[2] > 128 and query.shape[2] != 256):
+    if softcap or not len(query) or query.shape[2] % 8 or (query.shape[2] > 128 and query.shape[2] != 256):
         return None
     if query.device.type != "cpu" and query.dtype not in _DTYPES:
         return None
@@ -140,9 +140,9 @@ def _scattered(gradient: Tensor, own: Tensor, context: Sequence[Tensor], blocks:
 def tree_attention(q: Tensor, k: Tensor, v: Tensor, subtree_end: Tensor, softmax_scale: float, context_k: Sequence[Tensor],
                    context_v: Sequence[Tensor], context_blocks: Tensor, sliding_window: int = 0,
                    position: Tensor | None = None, context_positions: Tensor | None = None,
-                   sinks: Tensor | None = None) -> list[Tensor]:  # fmt: skip
+                   sinks: Tensor | None = None, softcap: float = 0.0) -> list[Tensor]:  # fmt: skip
     """[out [T, H, D], lse [H, T]] of espalier::tree_attention; empty where the library does not serve."""
-    mask = _served(q, Visibility(subtree_end, context_blocks, sliding_window, position, context_positions))
+    mask = _served(q, softcap, Visibility(subtree_end, context_blocks, sliding_window, position, context_positions))
     if mask is None:
         return []
     query = q.unsqueeze(0).contiguous()
@@ -161,11 +161,11 @@ def tree_attention(q: Tensor, k: Tensor, v: Tensor, subtree_end: Tensor, softmax
 def tree_attention_backward(grad_out: Tensor, q: Tensor, k: Tensor, v: Tensor, subtree_end: Tensor, out: Tensor, lse: Tensor,
                             softmax_scale: float, context_k: Sequence[Tensor], context_v: Sequence[Tensor],
                             context_blocks: Tensor, sliding_window: int = 0, position: Tensor | None = None,
-                            context_positions: Tensor | None = None) -> list[Tensor]:  # fmt: skip
+                            context_positions: Tensor | None = None, softcap: float = 0.0) -> list[Tensor]:  # fmt: skip
     """[grad_q, grad_k, grad_v, *grad_context_k, *grad_context_v] of espalier::tree_attention_backward; empty where the
     library does not serve. With sinks, `out` and `lse` have them; the weights exp(S - lse) and the sum of grad_out * out are
     right as they are."""
-    mask = _served(q, Visibility(subtree_end, context_blocks, sliding_window, position, context_positions))
+    mask = _served(q, softcap, Visibility(subtree_end, context_blocks, sliding_window, position, context_positions))
     if mask is None:
         return []
     query = q.unsqueeze(0).contiguous()

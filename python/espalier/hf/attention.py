@@ -8,12 +8,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad, scaled_dot_product_attention
+from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
 
 from .. import kernel_checks, libraries, ops
 from ..errors import Unsupported
-from . import dense_attention, told
+from . import told
 from .asked_attention import Attention
 from .run import TreeRun
 
@@ -129,13 +129,7 @@ def as_autocast(*tensors: Tensor) -> tuple[Tensor, ...]:
 
 
 def _by_espalier(run: TreeRun, asked: Attention) -> Tensor:
-    out: Tensor
-    if asked.softcap:
-        out = dense_attention.attend(run, asked)
-        return out
     query, key, value = (tensor.squeeze(0).transpose(0, 1) for tensor in asked[:3])
-    width = max(key.shape[-1], value.shape[-1])  # the operator has one for all; zeros change nothing
-    query, key, value = (_as_wide_as(width, tensor) for tensor in (query, key, value))
     run.leave(key=key, value=value)
     context, device = run.attention_context(), query.device
     chunks = run.in_chunks(asked.chunk) if asked.chunk else None
@@ -145,21 +139,15 @@ def _by_espalier(run: TreeRun, asked: Attention) -> Tensor:
     out = ops.tree_attention(
         query, key, value, (run if chunks is None else chunks).subtree_end.to(device), softmax_scale=asked.scale,
         sliding_window=asked.window, position=run.position.to(device) if asked.window else None, sinks=asked.sinks,
-        **context)  # fmt: skip
+        softcap=asked.softcap, **context)  # fmt: skip
     if chunks is not None:
         out = out.index_select(0, chunks.rank.to(device))
-    return out[..., :asked.value.shape[-1]].unsqueeze(0)
-
-
-def _as_wide_as(width: int, tensor: Tensor) -> Tensor:
-    return tensor if tensor.shape[-1] == width else pad(tensor, (0, width - tensor.shape[-1]))
+    return out.unsqueeze(0)
 
 
 def _by_sdpa(run: TreeRun, asked: Attention) -> Tensor:
-    out: Tensor
-    if asked.softcap:
-        out = dense_attention.attend(run, asked)
-        return out
+    if asked.softcap:  # which torch's function does not have
+        return _by_espalier(run, asked)
     if asked.sinks is not None:
         raise Unsupported('backend="sdpa": expected a model without sinks, received s_aux; take backend="espalier" or '
                           '"flex"')  # fmt: skip
