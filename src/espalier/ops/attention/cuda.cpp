@@ -17,15 +17,10 @@ namespace {
 
 bool serves(AttentionKind kind, const AttentionInputKind& inputs) {
   const auto [dtype, head_dim, window, sinks, device] = inputs;
-  switch (kind) {
-    case AttentionKind::kLibrary:
-      return (dtype == at::kBFloat16 || dtype == at::kHalf) && !library::name(device).empty();
-    case AttentionKind::kAmpere:
-      return !window && !sinks && fused::serves(dtype, head_dim);
-    case AttentionKind::kMasked:
-      return true;
+  if (kind == AttentionKind::kLibrary) {
+    return (dtype == at::kBFloat16 || dtype == at::kHalf) && !library::name(device).empty();
   }
-  return false;
+  return kind == AttentionKind::kMasked || (!window && !sinks && fused::serves(dtype, head_dim));
 }
 
 }  // namespace
