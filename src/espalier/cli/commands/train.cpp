@@ -182,9 +182,9 @@ void print_dry_run(const std::string& config, const TrainOptions& options, const
   StepFlops flops;
   const Loss loss = make_loss(trajectories, options.objective, options.mix);
   for (const std::vector<int64_t>& rows : batches) {
-    const Step step =
-        make_step(trajectories, rows,
-                  {options.plan, options.objective, &*options.costs, TermChoice::kWithLoss, options.mix});
+    const Step step = make_step(
+        trajectories, rows,
+        {.plan = options.plan, .objective = options.objective, .costs = &*options.costs, .mix = options.mix});
     const StepPrediction prediction = predict_step(
         *options.predicted_costs, step, needs_logprob_pass(step, loss) || needs_routing_pass(step, loss));
     if (&rows == &batches.front()) {

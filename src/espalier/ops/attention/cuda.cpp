@@ -16,6 +16,7 @@ namespace espalier {
 namespace {
 
 bool serves(AttentionKind kind, const AttentionInputKind& inputs) {
+<<<<<<< HEAD
   const auto [dtype, head_dim, window, sinks, device, softcap] = inputs;
   switch (kind) {
     case AttentionKind::kLibrary:
@@ -24,8 +25,13 @@ bool serves(AttentionKind kind, const AttentionInputKind& inputs) {
       return !window && !sinks && !softcap && fused::serves(dtype, head_dim);
     case AttentionKind::kMasked:
       return true;
+=======
+  const auto [dtype, head_dim, window, sinks, device] = inputs;
+  if (kind == AttentionKind::kLibrary) {
+    return (dtype == at::kBFloat16 || dtype == at::kHalf) && !library::name(device).empty();
+>>>>>>> 191b8461009fa4e50c1bf2640dad062e37fbbf5d
   }
-  return false;
+  return kind == AttentionKind::kMasked || (!window && !sinks && fused::serves(dtype, head_dim));
 }
 
 }  // namespace
