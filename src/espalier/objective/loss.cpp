@@ -11,7 +11,7 @@
 #include <utility>
 
 #include "espalier/base/check.h"
-#include "espalier/data/slice.h"
+#include "espalier/data/trajectories.h"
 #include "espalier/objective/pairs.h"
 
 namespace espalier {

@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "espalier/train/lora_flags.h"
+#include "espalier/train/flags.h"
+
+#include <array>
 
 #include "espalier/base/check.h"
 
@@ -34,6 +36,21 @@ std::optional<LoraOptions> LoraFlags::options() const {
   if (options.alpha == 0) options.alpha = static_cast<double>(options.rank);
   check_lora_options(options);
   return options;
+}
+
+namespace {
+
+constexpr auto kOptimizers =
+    std::to_array<Word<OptimizerKind>>({{"adamw", OptimizerKind::kAdamW}, {"sgd", OptimizerKind::kSgd}});
+
+}  // namespace
+
+void add_optimizer(OptimizerKind* optimizer, OptionList* list, const std::string& help) {
+  list->add("optimizer", optimizer, kOptimizers, help);
+}
+
+std::string to_string(OptimizerKind optimizer) {
+  return word_of(kOptimizers, optimizer);
 }
 
 }  // namespace espalier

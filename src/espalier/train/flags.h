@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Options of low-rank adapters (LoRA), shared by commands and Python.
+// Options of training that need no LibTorch, shared by commands and Python: low-rank adapters (LoRA) and the
+// kind of optimiser.
 #pragma once
 
 #include <optional>
@@ -28,5 +29,11 @@ struct LoraFlags {
   /// Options of the trained adapter, a new one or the one of the folder; nullopt if there is none.
   std::optional<LoraOptions> trained(const DecoderConfig& config) const;
 };
+
+enum class OptimizerKind { kAdamW, kSgd };
+
+/// Adds the option --optimizer.
+void add_optimizer(OptimizerKind* optimizer, OptionList* list, const std::string& help);
+std::string to_string(OptimizerKind optimizer);
 
 }  // namespace espalier
