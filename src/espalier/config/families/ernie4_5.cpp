@@ -8,7 +8,7 @@ namespace espalier {
 
 namespace {
 
-void read_keys(const ConfigReader& config, const CommonParts& common, DecoderConfig* result) {
+void read_ernie4_5(const ConfigReader& config, const CommonParts& common, DecoderConfig* result) {
   refuse_biases(config);
   refuse_sliding_windows(config, result->num_hidden_layers());
   auto [attention, mlp] = common;
@@ -17,7 +17,7 @@ void read_keys(const ConfigReader& config, const CommonParts& common, DecoderCon
   result->layers.assign(result->layers.size(), {attention, mlp});
 }
 
-constexpr auto kKeys = std::to_array<std::string_view>({"use_bias"});
+constexpr auto kErnie45Keys = std::to_array<std::string_view>({"use_bias"});
 
 }  // namespace
 
@@ -31,8 +31,8 @@ constexpr ModelFamily kErnie45Family{
     .tie_word_embeddings = true,
     .null_head_dim = true,
     .pad_token_id = 0,
-    .keys = kKeys,
-    .read = read_keys,
+    .keys = kErnie45Keys,
+    .read = read_ernie4_5,
 };
 
 }  // namespace espalier

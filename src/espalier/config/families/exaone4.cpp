@@ -10,7 +10,7 @@ namespace {
 
 // Norms come after attention and MLP. Where some layers have a window, the others have no positions. Without
 // layer_types all but every sliding_window_pattern-th have it.
-void read_keys(const ConfigReader& config, const CommonParts& common, DecoderConfig* result) {
+void read_exaone4(const ConfigReader& config, const CommonParts& common, DecoderConfig* result) {
   refuse_biases(config);
   if (config.find("use_sliding_window") != nullptr) {
     config.refuse("use_sliding_window", "no such key: layer_types and sliding_window decide in exaone4");
@@ -31,7 +31,7 @@ void read_keys(const ConfigReader& config, const CommonParts& common, DecoderCon
   }
 }
 
-constexpr auto kKeys = std::to_array<std::string_view>({"sliding_window_pattern"});
+constexpr auto kExaone4Keys = std::to_array<std::string_view>({"sliding_window_pattern"});
 
 }  // namespace
 
@@ -40,8 +40,8 @@ constexpr ModelFamily kExaone4Family{
     .max_position_embeddings = 2048,
     .num_key_value_heads = 32,
     .rms_norm_eps = 1e-5,
-    .keys = kKeys,
-    .read = read_keys,
+    .keys = kExaone4Keys,
+    .read = read_exaone4,
 };
 
 }  // namespace espalier

@@ -26,7 +26,7 @@ void read_groups(const ConfigReader& config, MoeSpec* moe) {
   }
 }
 
-void read_keys(const ConfigReader& config, const CommonParts& common, DecoderConfig* result) {
+void read_glm4_moe(const ConfigReader& config, const CommonParts& common, DecoderConfig* result) {
   AttentionSpec attention = common.attention;
   attention.bias = config.boolean("attention_bias", false);
   if (config.boolean("mlp_bias", false)) config.refuse("mlp_bias", "false");
@@ -49,7 +49,7 @@ void read_keys(const ConfigReader& config, const CommonParts& common, DecoderCon
       config.integer_from_0(config.find(old_key) != nullptr ? old_key : key, kMostLayers, 1);
 }
 
-constexpr auto kKeys = std::to_array<std::string_view>(
+constexpr auto kGlm4MoeKeys = std::to_array<std::string_view>(
     {"first_k_dense_replace", "moe_intermediate_size", "n_group", "n_routed_experts", "n_shared_experts",
      "norm_topk_prob", "num_experts_per_tok", "num_local_experts", "num_mtp_layers",
      "num_nextn_predict_layers", "routed_scaling_factor", "topk_group", "use_qk_norm"});
@@ -62,8 +62,8 @@ constexpr ModelFamily kGlm4MoeFamily{
     .num_key_value_heads = 8,
     .rms_norm_eps = 1e-5,
     .partial_rotary_factor = 0.5,
-    .keys = kKeys,
-    .read = read_keys,
+    .keys = kGlm4MoeKeys,
+    .read = read_glm4_moe,
 };
 
 }  // namespace espalier

@@ -28,7 +28,7 @@ MoeSpec read_moe(const ConfigReader& config) {
 }
 
 // Without layer_types, every second layer has the window, beginning with the first.
-void read_keys(const ConfigReader& config, const CommonParts& common, DecoderConfig* result) {
+void read_gpt_oss(const ConfigReader& config, const CommonParts& common, DecoderConfig* result) {
   if (config.find("quantization_config") != nullptr) {
     config.refuse("quantization_config",
                   "weights that are not quantised (of an MXFP4 model, save a copy in bfloat16 with "
@@ -56,7 +56,7 @@ void read_own_rope(const ConfigReader& config, DecoderConfig* result) {
 }
 
 // initial_context_length repeats the rope's original_max_position_embeddings.
-constexpr auto kKeys = std::to_array<std::string_view>(
+constexpr auto kGptOssKeys = std::to_array<std::string_view>(
     {"experts_per_token", "initial_context_length", "num_experts_per_tok", "num_local_experts",
      "router_aux_loss_coef", "swiglu_alpha", "swiglu_limit"});
 
@@ -70,8 +70,8 @@ constexpr ModelFamily kGptOssFamily{
     .rms_norm_eps = 1e-5,
     .rope_theta = 150000,
     .only_experts = true,
-    .keys = kKeys,
-    .read = read_keys,
+    .keys = kGptOssKeys,
+    .read = read_gpt_oss,
     .read_rope = read_own_rope,
 };
 

@@ -10,17 +10,17 @@ namespace espalier {
 
 namespace {
 
-constexpr SsmKeys kSizes{.num_heads = {"num_heads", 128},
-                         .head_dim = {"head_dim", 64},
-                         .state_size = {"state_size", 128},
-                         .n_groups = {"n_groups", 8},
-                         .conv_kernel = {"conv_kernel", 4},
-                         .expand = {"expand", 2},
-                         .use_bias = "use_bias",
-                         .use_conv_bias = "use_conv_bias"};
+constexpr SsmKeys kMamba2Sizes{.num_heads = {"num_heads", 128},
+                               .head_dim = {"head_dim", 64},
+                               .state_size = {"state_size", 128},
+                               .n_groups = {"n_groups", 8},
+                               .conv_kernel = {"conv_kernel", 4},
+                               .expand = {"expand", 2},
+                               .use_bias = "use_bias",
+                               .use_conv_bias = "use_conv_bias"};
 
-void read_keys(const ConfigReader& config, const CommonParts&, DecoderConfig* result) {
-  const SsmSpec ssm = read_ssm_keys(config, kSizes, result->hidden_size);
+void read_mamba2(const ConfigReader& config, const CommonParts&, DecoderConfig* result) {
+  const SsmSpec ssm = read_ssm_keys(config, kMamba2Sizes, result->hidden_size);
   result->layers.assign(result->layers.size(), {.mixer = ssm, .mlp = NoMlp(), .input_norm_name = "norm"});
   result->rms_norm_eps = config.positive_number("layer_norm_epsilon", 1e-5);
   result->residual_in_fp32 = config.boolean("residual_in_fp32", true);
@@ -41,7 +41,7 @@ void read_keys(const ConfigReader& config, const CommonParts&, DecoderConfig* re
 
 // Transformers ignores norm_before_gate (the gate always comes before the norm, although released files say
 // true), time_step_rank, time_step_scale and time_step_init_scheme. chunk_size does not affect results.
-constexpr auto kKeys = std::to_array<std::string_view>(
+constexpr auto kMamba2Keys = std::to_array<std::string_view>(
     {"chunk_size",         "conv_kernel",   "expand",           "head_dim",        "intermediate_size",
      "layer_norm_epsilon", "n_groups",      "norm_before_gate", "num_heads",       "rescale_prenorm_residual",
      "residual_in_fp32",   "rms_norm",      "state_size",       "time_step_floor", "time_step_init_scheme",
@@ -56,8 +56,8 @@ constexpr ModelFamily kMamba2Family{
     .initializer_range = 0.1,
     .attention = false,
     .padding_row = false,
-    .keys = kKeys,
-    .read = read_keys,
+    .keys = kMamba2Keys,
+    .read = read_mamba2,
 };
 
 }  // namespace espalier

@@ -8,7 +8,7 @@ namespace espalier {
 
 namespace {
 
-void read_keys(const ConfigReader& config, const CommonParts& common, DecoderConfig* result) {
+void read_mixtral(const ConfigReader& config, const CommonParts& common, DecoderConfig* result) {
   refuse_biases(config);
   const int64_t num_experts = config.positive_integer("num_local_experts", kMostExperts, 8);
   const MoeSpec moe{
@@ -24,7 +24,7 @@ void read_keys(const ConfigReader& config, const CommonParts& common, DecoderCon
   read_common_window(config, /*default_window=*/0, result);
 }
 
-constexpr auto kKeys =
+constexpr auto kMixtralKeys =
     std::to_array<std::string_view>({"num_experts_per_tok", "num_local_experts", "router_aux_loss_coef"});
 
 }  // namespace
@@ -36,8 +36,8 @@ constexpr ModelFamily kMixtralFamily{
     .rms_norm_eps = 1e-5,
     .rope_theta = 1000000,
     .only_experts = true,
-    .keys = kKeys,
-    .read = read_keys,
+    .keys = kMixtralKeys,
+    .read = read_mixtral,
 };
 
 }  // namespace espalier

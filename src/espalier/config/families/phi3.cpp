@@ -8,7 +8,7 @@ namespace espalier {
 
 namespace {
 
-void read_keys(const ConfigReader& config, const CommonParts& common, DecoderConfig* result) {
+void read_phi3(const ConfigReader& config, const CommonParts& common, DecoderConfig* result) {
   refuse_biases(config);
   auto [attention, mlp] = common;
   attention.fused = true;
@@ -32,7 +32,7 @@ void read_plain_rope(const ConfigReader& config, DecoderConfig* result) {
 }
 
 // Only longrope reads original_max_position_embeddings.
-constexpr auto kKeys = std::to_array<std::string_view>({"original_max_position_embeddings"});
+constexpr auto kPhi3Keys = std::to_array<std::string_view>({"original_max_position_embeddings"});
 
 }  // namespace
 
@@ -42,8 +42,8 @@ constexpr ModelFamily kPhi3Family{
     .rms_norm_eps = 1e-5,
     .partial_rotary_factor = 1,
     .pad_token_id = 32000,
-    .keys = kKeys,
-    .read = read_keys,
+    .keys = kPhi3Keys,
+    .read = read_phi3,
     .read_rope = read_plain_rope,
 };
 

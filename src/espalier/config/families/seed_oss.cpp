@@ -8,7 +8,7 @@ namespace espalier {
 
 namespace {
 
-void read_keys(const ConfigReader& config, const CommonParts& common, DecoderConfig* result) {
+void read_seed_oss(const ConfigReader& config, const CommonParts& common, DecoderConfig* result) {
   for (const char* key : {"attention_dropout", "residual_dropout"}) {
     // Where the key is absent it is 0.1.
     if (config.find(key) == nullptr || *config.find(key) != 0) config.refuse(key, "0.0");
@@ -21,7 +21,7 @@ void read_keys(const ConfigReader& config, const CommonParts& common, DecoderCon
   result->layers.assign(result->layers.size(), {attention, mlp});
 }
 
-constexpr auto kKeys = std::to_array<std::string_view>({"attention_out_bias", "residual_dropout"});
+constexpr auto kSeedOssKeys = std::to_array<std::string_view>({"attention_out_bias", "residual_dropout"});
 
 }  // namespace
 
@@ -32,8 +32,8 @@ constexpr ModelFamily kSeedOssFamily{
     .head_dim = 128,
     .null_head_dim = true,
     .pad_token_id = 1,
-    .keys = kKeys,
-    .read = read_keys,
+    .keys = kSeedOssKeys,
+    .read = read_seed_oss,
 };
 
 }  // namespace espalier

@@ -28,7 +28,7 @@ std::vector<bool> rotary_layers(const ConfigReader& config, int64_t num_hidden_l
 }
 
 // Llama, some of whose layers have no positions. Without layer_types these layers have the window.
-void read_keys(const ConfigReader& config, const CommonParts& common, DecoderConfig* result) {
+void read_smollm3(const ConfigReader& config, const CommonParts& common, DecoderConfig* result) {
   auto [attention, mlp] = common;
   read_biases(config, &attention, &mlp);
   result->layers.assign(result->layers.size(), {attention, mlp});
@@ -43,7 +43,7 @@ void read_keys(const ConfigReader& config, const CommonParts& common, DecoderCon
 }
 
 // Transformers ignores pretraining_tp, which the first release has.
-constexpr auto kKeys =
+constexpr auto kSmolLm3Keys =
     std::to_array<std::string_view>({"no_rope_layer_interval", "no_rope_layers", "pretraining_tp"});
 
 }  // namespace
@@ -55,8 +55,8 @@ constexpr ModelFamily kSmolLm3Family{
     .rope_theta = 2000000,
     .tie_word_embeddings = true,
     .pad_token_id = 128004,
-    .keys = kKeys,
-    .read = read_keys,
+    .keys = kSmolLm3Keys,
+    .read = read_smollm3,
 };
 
 }  // namespace espalier
