@@ -18,8 +18,8 @@
 #include "espalier/base/json_file.h"
 #include "espalier/base/mapped_file_guard.h"
 #include "espalier/config/stop_ids.h"
+#include "espalier/engine/batch.h"
 #include "espalier/engine/cost.h"
-#include "espalier/engine/router_inputs.h"
 #include "espalier/measure/kernel_check.h"
 #include "espalier/measure/model_use.h"
 #include "espalier/model/weights/adapter_folder.h"
@@ -31,14 +31,11 @@
 #include "espalier/plan/adapter_cost.h"
 #include "espalier/python_engine/options.h"
 #include "espalier/runtime/out_of_memory.h"
-#include "espalier/sample/prompts.h"
 #include "espalier/sample/sampler.h"
-#include "espalier/train/optimizer/diagnosis.h"
 #include "espalier/train/optimizer/step_trainer.h"
 #include "espalier/train/run/checkpoint.h"
-#include "espalier/train/run/load_model.h"
+#include "espalier/train/run/metrics.h"
 #include "espalier/train/run/resume.h"
-#include "espalier/train/run/step_metrics.h"
 
 namespace espalier::python_engine {
 namespace {

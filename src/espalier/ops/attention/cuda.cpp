@@ -16,22 +16,12 @@ namespace espalier {
 namespace {
 
 bool serves(AttentionKind kind, const AttentionInputKind& inputs) {
-<<<<<<< HEAD
   const auto [dtype, head_dim, window, sinks, device, softcap] = inputs;
-  switch (kind) {
-    case AttentionKind::kLibrary:
-      return !softcap && (dtype == at::kBFloat16 || dtype == at::kHalf) && !library::name(device).empty();
-    case AttentionKind::kAmpere:
-      return !window && !sinks && !softcap && fused::serves(dtype, head_dim);
-    case AttentionKind::kMasked:
-      return true;
-=======
-  const auto [dtype, head_dim, window, sinks, device] = inputs;
   if (kind == AttentionKind::kLibrary) {
-    return (dtype == at::kBFloat16 || dtype == at::kHalf) && !library::name(device).empty();
->>>>>>> 191b8461009fa4e50c1bf2640dad062e37fbbf5d
+    return !softcap && (dtype == at::kBFloat16 || dtype == at::kHalf) && !library::name(device).empty();
   }
-  return kind == AttentionKind::kMasked || (!window && !sinks && fused::serves(dtype, head_dim));
+  return kind == AttentionKind::kMasked ||
+         (!window && !sinks && !softcap && fused::serves(dtype, head_dim));
 }
 
 }  // namespace
