@@ -85,7 +85,8 @@ at::Tensor head_logprobs(const at::Tensor& hidden, const at::Tensor& weight, con
                          const at::Tensor& edge_target);
 
 /// The same with entropies: edge_distribution (ops/edge_logprobs/edge_distribution.h), in the dtype of sums.
+/// `softcap`: of the logits; 0: none.
 EdgeDistribution head_distribution(const at::Tensor& hidden, const at::Tensor& weight,
-                                   const at::Tensor& edge_row, const at::Tensor& edge_target);
+                                   const at::Tensor& edge_row, const at::Tensor& edge_target, double softcap);
 
 }  // namespace espalier::accumulating
