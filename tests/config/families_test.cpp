@@ -54,7 +54,7 @@ TEST(Families, FillTheDefaultsOfTransformers) {
       {"granite", 32, 2, 2048, 1e-6, 1e4, false},        {"mixtral", 8, 2, 131072, 1e-5, 1e6, false},
       {"ministral", 8, 2, 131072, 1e-6, 1e4, false},     {"exaone4", 32, 2, 2048, 1e-5, 1e4, false},
       {"phi3", 32, 2, 4096, 1e-5, 1e4, false, 32000},    {"gemma3_text", 4, 256, 131072, 1e-6, 1e6, true, 0},
-      {"gemma", 16, 256, 8192, 1e-6, 1e4, true, 0},
+      {"gemma", 16, 256, 8192, 1e-6, 1e4, true, 0},      {"gemma2", 4, 256, 8192, 1e-6, 1e4, true, 0},
   };
   for (const Case& expected : cases) {
     SCOPED_TRACE(expected.type);
@@ -89,7 +89,7 @@ TEST(Families, Biases) {
     EXPECT_EQ(biases(type, {{"attention_bias", true}}), (Biases{true, true, false})) << type;
     EXPECT_EQ(biases(type, {{"mlp_bias", true}}), (Biases{false, false, true})) << type;
   }
-  for (const char* type : {"olmo2", "gemma3_text", "gemma"}) {
+  for (const char* type : {"olmo2", "gemma3_text", "gemma2", "gemma"}) {
     EXPECT_EQ(biases(type, {{"attention_bias", true}}), (Biases{true, true, false})) << type;
   }
 }
@@ -190,14 +190,35 @@ TEST(Families, Phi3RotatesAPart) {
 }
 
 TEST(Families, GemmaHasNormsAroundOneAndAFactor) {
-  for (const char* type : {"gemma", "gemma3_text"}) {
+  for (const char* type : {"gemma", "gemma2", "gemma3_text"}) {
     const DecoderConfig config = parse_smallest(type);
     EXPECT_TRUE(config.zero_centered_norm() && config.layers[0].norm_inputs) << type;
-    EXPECT_EQ(config.layers[0].norm_outputs, std::string(type) == "gemma3_text");
+    EXPECT_EQ(config.layers[0].norm_outputs, std::string(type) != "gemma");
+    EXPECT_EQ(config.attention()->query_key_norm, std::string(type) == "gemma3_text");
     EXPECT_EQ(config.embedding_multiplier, 8) << type;
     EXPECT_TRUE(config.round_embedding_multiplier) << type;
     EXPECT_EQ(config.dense_mlp()->activation, Activation::kGeluTanh) << type;
   }
+}
+
+TEST(Families, Gemma2HasSoftcaps) {
+  const DecoderConfig plain = parse_smallest("gemma2", {{"hidden_act", "gelu_pytorch_tanh"}});
+  EXPECT_EQ(plain.attention()->softcap, 50);
+  EXPECT_EQ(plain.final_logit_softcapping, 30);
+  EXPECT_EQ(windows_of(plain), (std::vector<int64_t>{4096, 0, 4096, 0}));
+  EXPECT_EQ(plain.attention()->attention_multiplier, 1.0 / 16);
+  EXPECT_FALSE(plain.sliding_rope.has_value());
+  const Json types = {"full_attention", "full_attention", "sliding_attention", "full_attention"};
+  const DecoderConfig other = parse_smallest("gemma2", {{"attn_logit_softcapping", 20.0},
+                                                        {"final_logit_softcapping", nullptr},
+                                                        {"query_pre_attn_scalar", 16},
+                                                        {"sliding_window", 7},
+                                                        {"layer_types", types}});
+  EXPECT_EQ(other.attention()->softcap, 20);
+  EXPECT_EQ(other.final_logit_softcapping, 0);
+  EXPECT_EQ(windows_of(other), (std::vector<int64_t>{0, 0, 7, 0}));
+  EXPECT_EQ(other.attention()->attention_multiplier, 0.25);
+  EXPECT_EQ(parse_smallest("gemma2", {{"attn_logit_softcapping", nullptr}}).attention()->softcap, 0);
 }
 
 // The keys of the first release, of Transformers 4, and those of Transformers 5.
@@ -297,6 +318,11 @@ TEST(Families, RefusalsNameTheKey) {
        {{"rope_local_base_freq", 10.0},
         {"rope_parameters", {{"sliding_attention", {{"rope_theta", 20.0}}}}}}},
       {"gemma3_text", "rope_parameters.rope_theta", {{"rope_parameters", {{"rope_theta", 20.0}}}}},
+      {"gemma2", "attn_logit_softcapping", {{"attn_logit_softcapping", 0}}},
+      {"gemma2", "final_logit_softcapping", {{"final_logit_softcapping", -30.0}}},
+      {"gemma2", "hidden_activation", {{"hidden_activation", "gelu"}}},
+      {"gemma2", "use_bidirectional_attention", {{"use_bidirectional_attention", true}}},
+      {"gemma2", "sliding_window", {{"sliding_window", nullptr}}},
       {"gemma", "hidden_act", {{"hidden_act", "gelu"}}},
       {"gemma", "hidden_activation", {{"hidden_activation", "gelu"}}},
       {"gemma", "use_bidirectional_attention", {{"use_bidirectional_attention", true}}},

@@ -121,6 +121,7 @@ TEST(LayerSpec, JsonIsEqualForEqualLayersOnly) {
   EXPECT_TRUE(differs([](AttentionSpec& a, DenseMlpSpec&) { a.output_gate = true; }));
   EXPECT_TRUE(differs([](AttentionSpec& a, DenseMlpSpec&) { a.rotary = false; }));
   EXPECT_TRUE(differs([](AttentionSpec& a, DenseMlpSpec&) { a.attention_multiplier = 0.5; }));
+  EXPECT_TRUE(differs([](AttentionSpec& a, DenseMlpSpec&) { a.softcap = 50; }));
   EXPECT_TRUE(differs([](AttentionSpec& a, DenseMlpSpec&) { a.fused = true; }));
   EXPECT_TRUE(differs([](AttentionSpec& a, DenseMlpSpec&) { a.rotary_interleaved = true; }));
   EXPECT_TRUE(differs([](AttentionSpec&, DenseMlpSpec& m) { m.names.up = ""; }));

@@ -29,6 +29,11 @@ const Json kGemma3 = {{"hidden_act", nullptr},
                       {"sliding_window", 3},
                       {"sliding_window_pattern", 2}};
 
+const Json kGemma2 = {{"hidden_act", nullptr},
+                      {"sliding_window", 3},
+                      {"attn_logit_softcapping", 0.5},
+                      {"final_logit_softcapping", 2.0}};
+
 std::vector<Json> all_kinds() {
   return {tiny_config("llama"),
           tiny_config("llama", {{"tie_word_embeddings", true}, {"rope_parameters", kLlama3}}),
@@ -40,6 +45,7 @@ std::vector<Json> all_kinds() {
           tiny_config("phi3", {{"partial_rotary_factor", 0.7}}),
           tiny_config("ernie4_5", {{"use_bias", true}}),
           tiny_config("gemma3_text", kGemma3),
+          tiny_config("gemma2", kGemma2),
           tiny_config("qwen3_moe"),
           tiny_config("qwen3_moe", {{"decoder_sparse_step", 1}, {"norm_topk_prob", false}}),
           tiny_config("glm4_moe"),

@@ -135,7 +135,20 @@ std::vector<Case> cases() {
            {{7, 3}},
            {5, 3},
            [=](const auto& x, const auto& p) { return accumulating::head_logprobs(x, p[0], rows, targets); },
-           [=](const auto& x, const auto& p) { return reference::edge_logprobs(x, p[0], rows, targets); }}};
+           [=](const auto& x, const auto& p) { return reference::edge_logprobs(x, p[0], rows, targets); }},
+          {"head with a softcap",
+           {{7, 3}},
+           {5, 3},
+           [=](const auto& x, const auto& p) {
+             const auto [logprobs, entropy] =
+                 accumulating::head_distribution(x, p[0], rows, targets, /*softcap=*/0.7);
+             return logprobs - 0.5 * entropy;
+           },
+           [=](const auto& x, const auto& p) {
+             const auto [logprobs, entropy] =
+                 reference::edge_distribution(x, p[0], rows, targets, {.softcap = 0.7});
+             return logprobs - 0.5 * entropy;
+           }}};
 }
 
 at::Tensor leaf(const at::Tensor& values, at::ScalarType dtype) {

@@ -10,7 +10,7 @@ import torch
 import espalier
 import transformers_reference as reference
 from conftest import seed_of
-from small_models import MODELS
+from small_models import MODELS, MORE_FAMILIES
 
 EXACT = 1e-12
 
@@ -18,7 +18,7 @@ EXACT = 1e-12
 def init_model(run, folder, kind="qwen3", dtype="float64"):
     """A small random model; `run` is the fixture `espalier`."""
     folder.mkdir(exist_ok=True)
-    (folder / "config.json").write_text(json.dumps(MODELS[kind]))
+    (folder / "config.json").write_text(json.dumps((MODELS | MORE_FAMILIES)[kind]))
     run("init", "--config", folder / "config.json", "--out", folder / "model", "--seed", seed_of(11), "--dtype", dtype)
     return folder / "model"
 

@@ -129,6 +129,8 @@ CHANGES = {
     "exaone4": {"layer_types": ["sliding_attention"] * 3},
     "exaone4-full": {"sliding_window": 128},  # as long as any row, but then there are no positions
     "phi3-window": {"partial_rotary_factor": 0.5},
+    "gemma2": {"attn_logit_softcapping": 0.41},
+    "gemma2-layers": {"final_logit_softcapping": 30.0},
     "gemma3_text": {"query_pre_attn_scalar": 8},
     "gemma3_text-biases": {"layer_types": ["sliding_attention", "full_attention"]},
 }

@@ -65,7 +65,7 @@ def test_the_rows_are_those_of_the_command(espalier, folder, tmp_path, dtype):
     assert plain(first) != plain(engine.sample(PROMPTS, samples=2, max_new_tokens=20, seed=0))
 
 
-@pytest.mark.parametrize("kind", ["llama", "qwen3_5", "gpt_oss", "mamba2"])
+@pytest.mark.parametrize("kind", ["llama", "qwen3_5", "gpt_oss", "gemma2", "mamba2"])
 def test_logprobs_are_those_of_the_weights_as_they_are(espalier, tmp_path, kind):
     """Before and after an update, of which nothing that was made ready for sampling may be left."""
     engine = engine_of(init_model(espalier, tmp_path, kind), learning_rate=0.05)

@@ -54,7 +54,7 @@ def test_intervals_of_layouts(window):
         assert len(bounds) % 2 == 1 and (np.diff(bounds, axis=0) >= 0).all() and (seen == expected).all()
 
 
-def problem(seed, *, window=0, sinks=False, context=False):
+def problem(seed, *, window=0, sinks=False, context=False, value_dim=8):
     """Arguments of ops.tree_attention, gradients wanted. The context is a segment whose first keys all tokens see, and
     others some, and of which one is seen by none."""
     generator = np.random.default_rng(seed_of(seed))
@@ -65,13 +65,13 @@ def problem(seed, *, window=0, sinks=False, context=False):
     def leaf(*shape):
         return torch.randn(*shape, dtype=torch.float64, requires_grad=True)
 
-    arguments = {"q": leaf(tokens, heads, dim), "k": leaf(tokens, key_heads, dim), "v": leaf(tokens, key_heads, dim),
+    arguments = {"q": leaf(tokens, heads, dim), "k": leaf(tokens, key_heads, dim), "v": leaf(tokens, key_heads, value_dim),
                  "subtree_end": torch.from_numpy(layout.subtree_end.copy()), "softmax_scale": 0.3}  # fmt: skip
     if sinks:
         arguments["sinks"] = leaf(heads)
     if context:
         arguments["context_k"] = [leaf(6, key_heads, dim), leaf(3, key_heads, dim)]
-        arguments["context_v"] = [leaf(6, key_heads, dim), leaf(3, key_heads, dim)]
+        arguments["context_v"] = [leaf(6, key_heads, value_dim), leaf(3, key_heads, value_dim)]
         roots = np.flatnonzero(layout.prev == -1)
         end = int(layout.subtree_end[roots[0]])
         arguments["context_blocks"] = torch.tensor([[0, 0, 3, 0, tokens], [0, 4, 6, 0, end], [1, 1, 3, 0, end]])
@@ -101,6 +101,7 @@ def worst(ours, theirs):
 
 CASES = [dict(window=window, sinks=sinks, context=context) for window in (0, 2, 6) for sinks in (False, True)
          for context in (False, True)]  # fmt: skip
+CASES += [dict(value_dim=5), dict(value_dim=16, context=True), dict(value_dim=5, window=3, sinks=True, context=True)]
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
@@ -235,6 +236,14 @@ def test_a_forest_of_many_intervals_is_left_to_others(library):
                 expected = scores.masked_fill(hidden, -torch.inf).softmax(-1) @ q[:, 0]
             torch.testing.assert_close(ours[:, 0], expected, rtol=1e-12, atol=1e-12)
     assert len(told) == 1 and "needs more than 16 intervals" in str(told[0].message)
+
+
+def test_softcaps_are_left_to_others(library, monkeypatch):
+    arguments = problem(2, context=True) | {"softcap": 0.7}
+    ours = results(arguments)
+    assert library.calls == {"forward": 0, "backward": 0}
+    monkeypatch.delenv("ESPALIER_ATTENTION")
+    assert worst(ours, results(arguments)) == 0
 
 
 def test_sizes_that_the_library_does_not_know(library):

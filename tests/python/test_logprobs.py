@@ -6,6 +6,7 @@ import math
 
 import pytest
 
+from engines import init_model
 from small_models import random_rows, write_rows
 
 VOCABULARY = 61
@@ -25,9 +26,10 @@ def lines(path):
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
+@pytest.mark.parametrize("kind", ["qwen3", "gemma2"])  # the latter with a softcap of logits
 @pytest.mark.parametrize("temperature", [1, 0.6])
-def test_all_of_them_agree_where_top_k_is_the_vocabulary(espalier, model, data, rows, tmp_path, temperature):
-    out = tmp_path / "out.jsonl"
+def test_all_of_them_agree_where_top_k_is_the_vocabulary(espalier, data, rows, tmp_path, temperature, kind):
+    model, out = init_model(espalier, tmp_path / kind, kind), tmp_path / "out.jsonl"
     command = ["logprobs", "--model", model, "--data", data, "--dtype", "float64", "--temperature", temperature]
     espalier(*command, "--entropies", "--top-k", VOCABULARY, "-o", out)
     espalier(*command, "-o", tmp_path / "plain.jsonl")

@@ -29,6 +29,7 @@ TARGETS = {
     "granitemoehybrid": ["in_proj", "v_proj", "shared_mlp.input_linear"],
     "gpt_oss": ["q_proj", "o_proj"],
     "phi3-window": "all-linear",
+    "gemma2": ["q_proj", "k_proj", "up_proj"],
     "gemma3_text": ["v_proj", "gate_proj", "down_proj"],
     "mixtral": ["q_proj", "v_proj"],
     "ernie4_5-biases": ["k_proj", "up_proj"],

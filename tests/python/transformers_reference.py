@@ -6,7 +6,7 @@ same formula in float64, so that both sides may agree to rounding; likewise rout
 DeltaNet, and its rule, token by token; of Mamba-2 gates, scan, hidden states between layers and logits, in
 granitemoehybrid routers as well; of ernie4_5 rotations. (Its eager attention computes softmax in float32 too, hence sdpa; grouped products of
 experts are not there in float64, hence eager experts. gpt_oss has eager attention alone, for its sinks; that one
-computes softmax in the model's dtype, as do its router and its experts.)
+computes softmax in the model's dtype, as do its router and its experts. gemma2 has it for its softcap.)
 """
 
 import json
@@ -17,6 +17,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.models.ernie4_5 import modeling_ernie4_5 as ernie4_5
 from transformers.models.exaone4.modeling_exaone4 import Exaone4RMSNorm
 from transformers.models.gemma.modeling_gemma import GemmaRMSNorm
+from transformers.models.gemma2 import modeling_gemma2 as gemma2
 from transformers.models.gemma3.modeling_gemma3 import Gemma3RMSNorm
 from transformers.models.glm4_moe.modeling_glm4_moe import Glm4MoeRMSNorm, Glm4MoeTopkRouter
 from transformers.models.gpt_oss.modeling_gpt_oss import GptOssRMSNorm
@@ -120,6 +121,15 @@ def without_float(forward):
     return in_float64
 
 
+def float64_capped_attention(module, query, key, value, attention_mask, *, scaling, softcap=None, **_):
+    """Eager attention of gemma2 without its softmax in float32."""
+    key, value = (x.repeat_interleave(module.num_key_value_groups, 1) for x in (key, value))
+    scores = query @ key.transpose(2, 3) * scaling
+    if softcap is not None:
+        scores = torch.tanh(scores / softcap) * softcap
+    return ((scores + attention_mask).softmax(-1) @ value).transpose(1, 2).contiguous(), None
+
+
 def with_delta_layers(module, stem):
     """What is replaced in a modeling file of Qwen with Gated DeltaNet layers, whose classes begin with `stem`."""
     layer = getattr(module, f"{stem}GatedDeltaNet")
@@ -139,6 +149,8 @@ FLOAT64 = [(norm, "forward", float64_norm) for norm in NORMS] + [
     (MixtralTopKRouter, "forward", float64_softmax_router),
     (Gemma3RMSNorm, "forward", float64_zero_centred_norm),
     (GemmaRMSNorm, "forward", float64_zero_centred_norm),
+    (gemma2.Gemma2RMSNorm, "forward", float64_zero_centred_norm),
+    (gemma2, "eager_attention_forward", float64_capped_attention),
     (ernie4_5, "apply_rotary_pos_emb", without_float(ernie4_5.apply_rotary_pos_emb)),
     (mamba2.MambaRMSNormGated, "forward", float64_norm_of_groups),
     (mamba2.Mamba2Block, "forward", float64_residual),
@@ -167,7 +179,7 @@ def norms_in_model_dtype(dtype):
 
 
 def load_model(folder, dtype):
-    attention = {"mamba2": None, "gpt_oss": "eager"}.get(AutoConfig.from_pretrained(folder).model_type, "sdpa")
+    attention = {"mamba2": None, "gpt_oss": "eager", "gemma2": "eager"}.get(AutoConfig.from_pretrained(folder).model_type, "sdpa")
     return AutoModelForCausalLM.from_pretrained(
         folder, dtype=dtype, attn_implementation=attention, experts_implementation="eager").train()  # fmt: skip
 

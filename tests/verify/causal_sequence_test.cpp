@@ -11,7 +11,7 @@
 namespace espalier::testing {
 namespace {
 
-TEST(CausalSequence, WindowsAndSinks) {
+TEST(CausalSequence, WindowsSinksAndSoftcaps) {
   seed_torch(5);
   constexpr int64_t kTokens = 20;
   std::vector<at::Tensor> inputs = {at::randn({kTokens, 4, 8}, at::kDouble),
@@ -22,8 +22,9 @@ TEST(CausalSequence, WindowsAndSinks) {
   const CausalSequence sequence(kTokens);
   for (const bool sinks : {false, true}) {
     for (const int64_t window : {0, 1, 2, 7, 20, 100}) {
+      const double softcap = window % 2 == 0 ? 0 : 0.8;
       const auto options = [&](const std::vector<at::Tensor>& leaves, int64_t of_window) {
-        return AttentionOptions{0.3, of_window, sinks ? leaves[3] : at::Tensor()};
+        return AttentionOptions{0.3, of_window, sinks ? leaves[3] : at::Tensor(), softcap};
       };
       const std::vector<at::Tensor> leaves(inputs.begin(), inputs.begin() + (sinks ? 4 : 3));
       const auto plain = [&](const std::vector<at::Tensor>& in) {

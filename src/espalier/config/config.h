@@ -61,6 +61,8 @@ struct DecoderConfig : ModelSpec {
   bool round_embedding_multiplier = false;  // to the dtype of the weights
   double residual_multiplier = 1;           // scales the outputs of mixers and MLPs before they are added
   double logits_scaling = 1;                // divides logits
+  /// Logits z become final_logit_softcapping * tanh(z / final_logit_softcapping); 0: as they are.
+  double final_logit_softcapping = 0;
   /// The token whose embedding row gets no gradient in Transformers (padding_idx of torch.nn.Embedding),
   /// except from the LM head if it is tied; -1: none.
   int64_t pad_token_id = -1;

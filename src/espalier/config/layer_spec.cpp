@@ -115,6 +115,7 @@ nlohmann::ordered_json to_json(const AttentionSpec& attention) {
   if (attention.rotary_interleaved) json["rotary_interleaved"] = true;
   if (attention.fused) json["fused"] = true;
   if (attention.attention_multiplier > 0) json["attention_multiplier"] = attention.attention_multiplier;
+  if (attention.softcap > 0) json["attn_logit_softcapping"] = attention.softcap;
   if (attention.rotary_dim > 0) json["rotary_dim"] = attention.rotary_dim;
   if (attention.output_gate) json["attn_output_gate"] = true;
   return json;

@@ -35,6 +35,7 @@ struct AttentionSpec {
   bool rotary_interleaved = false;         // neighbours are rotated together, not halves of a head
   int64_t rotary_dim = 0;                  // leading elements of a head that are rotated; 0: all
   double attention_multiplier = 0;         // scale of the scores; 0: 1 / sqrt(head_dim)
+  double softcap = 0;                      // scores s become softcap * tanh(s / softcap); 0: as they are
   bool output_gate = false;                // q_proj returns each head's queries, then the gates of its output
 
   bool operator==(const AttentionSpec&) const = default;

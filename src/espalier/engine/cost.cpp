@@ -32,10 +32,11 @@ MemoryModel memory_model(const DecoderConfig& config, at::ScalarType dtype, cons
   model.logit_block_bytes = device.is_cuda() ? kDeviceLogitBlockBytes : kLogitBlockBytes;
   // bfloat16 kernels on CUDA overwrite logits with their gradients.
   model.logit_blocks = device.is_cuda() && dtype == at::kBFloat16 ? 1 : 2;
-  const bool has_bonus = objective.options().entropy_coef != 0;
-  if (has_bonus) model.head_gradient_bytes = model.sum_bytes;
-  if (has_bonus || objective.options().log_entropy) {
-    model.logit_blocks = 4;  // edge_distribution.h
+  // With edge_distribution.h instead of edge_logprobs.h.
+  const bool is_differentiated = objective.options().entropy_coef != 0 || config.final_logit_softcapping > 0;
+  if (is_differentiated) model.head_gradient_bytes = model.sum_bytes;
+  if (is_differentiated || objective.options().log_entropy) {
+    model.logit_blocks = 4;
     model.head_upcast_bytes = model.sum_bytes > model.element_bytes ? model.sum_bytes : 0;
   }
   return model;

@@ -280,12 +280,19 @@ at::Tensor Decoder::final_norm(const at::Tensor& hidden) const {
   return config_.logits_scaling == 1 ? normalised : normalised / config_.logits_scaling;
 }
 
+at::Tensor Decoder::capped(const at::Tensor& logits) const {
+  const double cap = config_.final_logit_softcapping;
+  return cap > 0 ? logits.div(cap).tanh().mul(cap) : logits;
+}
+
 at::Tensor Decoder::logprobs(const at::Tensor& hidden, const Edges& edges) const {
+  if (config_.final_logit_softcapping > 0) return distribution(hidden, edges).logprobs;
   return accumulating::head_logprobs(final_norm(hidden), lm_head_, edges.row, edges.target);
 }
 
 EdgeDistribution Decoder::distribution(const at::Tensor& hidden, const Edges& edges) const {
-  return accumulating::head_distribution(final_norm(hidden), lm_head_, edges.row, edges.target);
+  return accumulating::head_distribution(final_norm(hidden), lm_head_, edges.row, edges.target,
+                                         config_.final_logit_softcapping);
 }
 
 at::Tensor Decoder::forward(const at::Tensor& input_ids, const at::Tensor& position_ids,

@@ -76,6 +76,9 @@ class Decoder : public Model {
   /// divided by logits_scaling.
   at::Tensor final_norm(const at::Tensor& hidden) const;
 
+  /// Logits [..., V] of the LM head with the softcap of the config.
+  at::Tensor capped(const at::Tensor& logits) const;
+
   /// LM head [vocab_size, hidden_size]; the embedding if tied.
   const at::Tensor& lm_head_weight() const { return lm_head_; }
 

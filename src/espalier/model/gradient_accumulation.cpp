@@ -326,11 +326,12 @@ class HeadLogprobs : public Function<HeadLogprobs> {
 class HeadDistribution : public Function<HeadDistribution> {
  public:
   static variable_list forward(AutogradContext* ctx, const at::Tensor& hidden, const at::Tensor& weight,
-                               const at::Tensor& edge_row, const at::Tensor& edge_target) {
+                               const at::Tensor& edge_row, const at::Tensor& edge_target, double softcap) {
     const at::ScalarType dtype = sum_dtype(weight);
+    ctx->saved_data["softcap"] = softcap;
     const auto [logprobs, entropy, lse, mean] =
-        detail::call<"edge_distribution", detail::DistributionResults>(
-            detail::DistributionArguments{{hidden.to(dtype), weight.to(dtype), edge_row, edge_target}, {}});
+        detail::call<"edge_distribution", detail::DistributionResults>(detail::DistributionArguments{
+            {hidden.to(dtype), weight.to(dtype), edge_row, edge_target}, {.softcap = softcap}});
     ctx->save_for_backward({hidden, weight, edge_row, edge_target, lse, mean});
     return {logprobs, entropy};
   }
@@ -346,10 +347,11 @@ class HeadDistribution : public Function<HeadDistribution> {
                                          grads[1],
                                          saved[4],
                                          saved[5],
-                                         {{hidden.to(dtype), weight.to(dtype), saved[2], saved[3]}, {}},
+                                         {{hidden.to(dtype), weight.to(dtype), saved[2], saved[3]},
+                                          {.softcap = ctx->saved_data["softcap"].toDouble()}},
                                          {true, weight.requires_grad(), false}});
     if (weight.requires_grad()) add_gradient(weight, grad_weight);
-    return {grad_hidden.to(hidden.scalar_type()), {}, {}, {}};
+    return {grad_hidden.to(hidden.scalar_type()), {}, {}, {}, {}};
   }
 };
 
@@ -419,8 +421,9 @@ at::Tensor head_logprobs(const at::Tensor& hidden, const at::Tensor& weight, con
 }
 
 EdgeDistribution head_distribution(const at::Tensor& hidden, const at::Tensor& weight,
-                                   const at::Tensor& edge_row, const at::Tensor& edge_target) {
-  const variable_list results = HeadDistribution::apply(hidden, weight, edge_row, edge_target);
+                                   const at::Tensor& edge_row, const at::Tensor& edge_target,
+                                   double softcap) {
+  const variable_list results = HeadDistribution::apply(hidden, weight, edge_row, edge_target, softcap);
   return {results[0], results[1]};
 }
 

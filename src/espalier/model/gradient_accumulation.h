@@ -86,8 +86,9 @@ at::Tensor head_logprobs(const at::Tensor& hidden, const at::Tensor& weight, con
                          const at::Tensor& edge_target);
 
 /// The same with entropies: edge_distribution (ops/edge_logprobs/edge_distribution.h), in the dtype of sums.
+/// `softcap`: of the logits; 0: none.
 EdgeDistribution head_distribution(const at::Tensor& hidden, const at::Tensor& weight,
-                                   const at::Tensor& edge_row, const at::Tensor& edge_target);
+                                   const at::Tensor& edge_row, const at::Tensor& edge_target, double softcap);
 
 /// While it lives, linears (model/gradient_accumulation.h) multiply by weights that are made ready once
 /// (ops/gemm/prepared_weight.h): a pass of a few rows would otherwise take most of its time for that. One

@@ -34,7 +34,8 @@ class WithTopTokens : public AtTemperature {
  private:
   void keep_top(const at::Tensor& hidden) const {
     if (top_k_ == 0 || top_.ids.defined()) return;
-    top_ = top_logprobs(decoder_.final_norm(hidden), decoder_.lm_head_weight(), top_k_, temperature_);
+    top_ = top_logprobs(decoder_.final_norm(hidden), decoder_.lm_head_weight(), top_k_, temperature_,
+                        decoder_.config().final_logit_softcapping);
   }
 
   const Decoder& decoder_;

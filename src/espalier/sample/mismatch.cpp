@@ -20,8 +20,9 @@ at::Tensor AtTemperature::logprobs(const at::Tensor& hidden, const Edges& edges)
 }
 
 EdgeDistribution AtTemperature::distribution(const at::Tensor& hidden, const Edges& edges) const {
-  return edge_distribution(decoder_.final_norm(hidden), decoder_.lm_head_weight(), edges.row, edges.target,
-                           {.temperature = temperature_});
+  return edge_distribution(
+      decoder_.final_norm(hidden), decoder_.lm_head_weight(), edges.row, edges.target,
+      {.temperature = temperature_, .softcap = decoder_.config().final_logit_softcapping});
 }
 
 Mismatch mismatch_of(const Decoder& decoder, const Trajectories& rows, double temperature,

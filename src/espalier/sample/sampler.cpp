@@ -225,7 +225,9 @@ class Sampler {
   /// Logits [B, V] on the host, in the accumulator dtype.
   at::Tensor logits_of(const at::Tensor& hidden) const {
     const at::NoGradGuard no_grad;
-    return accumulating::head_logits(decoder_.final_norm(hidden), decoder_.lm_head_weight()).cpu();
+    const at::Tensor logits =
+        accumulating::head_logits(decoder_.final_norm(hidden), decoder_.lm_head_weight());
+    return decoder_.capped(logits).cpu();
   }
 
   /// Chooses a token for each sequence from its row of logits, rows in parallel.

@@ -32,8 +32,11 @@ TEST(TopLogprobs, AreTheLargestOfLogSoftmax) {
     const int64_t k = rng.below(4) == 0 ? vocabulary : rng.between(1, std::min<int64_t>(vocabulary, 20));
     const double temperature = rng.below(2) == 0 ? 1 : 0.7;
     SCOPED_TRACE(::testing::Message() << "seed " << i << ": vocabulary " << vocabulary << ", k " << k);
-    const TopLogprobs found = top_logprobs(given.hidden, given.weight, k, temperature);
-    const TopLogprobs expected = by_sorting(given.hidden.mm(given.weight.t()) / temperature, k);
+    const double softcap = rng.below(2) == 0 ? 0 : 2.5;
+    const TopLogprobs found = top_logprobs(given.hidden, given.weight, k, temperature, softcap);
+    at::Tensor logits = given.hidden.mm(given.weight.t());
+    if (softcap > 0) logits = (logits / softcap).tanh() * softcap;
+    const TopLogprobs expected = by_sorting(logits / temperature, k);
     EXPECT_TRUE(found.ids.equal(expected.ids));
     EXPECT_LT((found.logprobs - expected.logprobs).abs().max().item<double>(), 1e-12);
   }

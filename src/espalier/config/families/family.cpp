@@ -32,6 +32,7 @@ std::span<const ModelFamily* const> families() {
                                                      &kExaone4Family,
                                                      &kPhi3Family,
                                                      &kGemmaFamily,
+                                                     &kGemma2Family,
                                                      &kGemma3Family};
   return kFamilies;
 }

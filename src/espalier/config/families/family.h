@@ -59,7 +59,7 @@ struct ModelFamily {
 extern const ModelFamily kLlamaFamily, kMistralFamily, kMinistralFamily, kMixtralFamily, kOlmo2Family,
     kOlmo3Family, kSmolLm3Family, kQwen2Family, kQwen3Family, kQwen35Family, kQwen35MoeFamily,
     kQwen3MoeFamily, kQwen3NextFamily, kGlm4MoeFamily, kGptOssFamily, kGraniteFamily, kGraniteMoeHybridFamily,
-    kMamba2Family, kSeedOssFamily, kErnie45Family, kExaone4Family, kPhi3Family, kGemmaFamily,
+    kMamba2Family, kSeedOssFamily, kErnie45Family, kExaone4Family, kPhi3Family, kGemmaFamily, kGemma2Family,
     kGemma3Family;  // a file each
 
 std::span<const ModelFamily* const> families();

@@ -69,7 +69,8 @@ LayerOutput AttentionLayer::forward(int64_t index, const at::Tensor& hidden, con
   const AttentionOptions options{
       .softmax_scale = spec_.attention_multiplier > 0 ? spec_.attention_multiplier : scale,
       .sliding_window = spec_.sliding_window,
-      .sinks = sinks_.defined() ? accumulating::unrounded(sinks_) : sinks_};
+      .sinks = sinks_.defined() ? accumulating::unrounded(sinks_) : sinks_,
+      .softcap = spec_.softcap};
   at::Tensor out = sequence.attention(index, q, k, v, options);
   TORCH_CHECK(out.sizes() == q.sizes(), "attention of layer ", index, " returned shape ", out.sizes(),
               ", expected ", q.sizes());

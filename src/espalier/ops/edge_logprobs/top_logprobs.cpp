@@ -50,7 +50,8 @@ void check(const at::Tensor& hidden, const at::Tensor& weight, int64_t k, double
 
 }  // namespace
 
-TopLogprobs top_logprobs(const at::Tensor& hidden, const at::Tensor& weight, int64_t k, double temperature) {
+TopLogprobs top_logprobs(const at::Tensor& hidden, const at::Tensor& weight, int64_t k, double temperature,
+                         double softcap) {
   check(hidden, weight, k, temperature);
   const at::NoGradGuard no_grad;
   const at::ScalarType sums = detail::accumulator_dtype(hidden.scalar_type());
@@ -67,6 +68,7 @@ TopLogprobs top_logprobs(const at::Tensor& hidden, const at::Tensor& weight, int
   for_each_part({0, num_rows, 0, vocabulary}, size, [&](const LogitRange& block) {
     const at::Tensor z =
         detail::unrounded_product(rows_of(hidden, block), detail::columns_of(weight, block).t());
+    if (softcap > 0) z.div_(softcap).tanh_().mul_(softcap);
     if (temperature != 1) z.div_(temperature);
     const int64_t so_far = std::min(k, block.column_begin), kept = std::min(k, block.column_end);
     const at::Tensor top_here = rows_of(top, block), ids_here = rows_of(ids, block);
