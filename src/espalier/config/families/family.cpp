@@ -9,30 +9,13 @@
 namespace espalier {
 
 std::span<const ModelFamily* const> families() {
-  static constexpr const ModelFamily* kFamilies[] = {&kLlamaFamily,
-                                                     &kMistralFamily,
-                                                     &kMinistralFamily,
-                                                     &kMixtralFamily,
-                                                     &kOlmo2Family,
-                                                     &kOlmo3Family,
-                                                     &kSmolLm3Family,
-                                                     &kQwen2Family,
-                                                     &kQwen3Family,
-                                                     &kQwen35Family,
-                                                     &kQwen35MoeFamily,
-                                                     &kQwen3MoeFamily,
-                                                     &kQwen3NextFamily,
-                                                     &kGlm4MoeFamily,
-                                                     &kGptOssFamily,
-                                                     &kGraniteFamily,
-                                                     &kGraniteMoeHybridFamily,
-                                                     &kMamba2Family,
-                                                     &kSeedOssFamily,
-                                                     &kErnie45Family,
-                                                     &kExaone4Family,
-                                                     &kPhi3Family,
-                                                     &kGemmaFamily,
-                                                     &kGemma3Family};
+  static constexpr const ModelFamily* kFamilies[] = {
+      &kLlamaFamily,     &kMistralFamily,          &kMinistralFamily, &kMixtralFamily,   &kOlmo2Family,
+      &kOlmo3Family,     &kSmolLm3Family,          &kQwen2Family,     &kQwen3Family,     &kQwen35Family,
+      &kQwen35MoeFamily, &kQwen3MoeFamily,         &kQwen3NextFamily, &kGlm4MoeFamily,   &kGptOssFamily,
+      &kGraniteFamily,   &kGraniteMoeHybridFamily, &kMamba2Family,    &kNemotronHFamily, &kDeepseekV3Family,
+      &kSeedOssFamily,   &kErnie45Family,          &kExaone4Family,   &kPhi3Family,      &kGemmaFamily,
+      &kGemma3Family};
   return kFamilies;
 }
 

@@ -7,10 +7,21 @@ namespace espalier {
 namespace {
 
 // Llama without biases, with one window for all layers, unless sliding_window is null.
-void read_keys(const ConfigReader& config, const CommonParts& common, DecoderConfig* result) {
+void read_mistral_keys(const ConfigReader& config, const CommonParts& common, DecoderConfig* result) {
   refuse_biases(config);
   result->layers.assign(result->layers.size(), {common.attention, common.mlp});
   read_common_window(config, /*default_window=*/4096, result);
+}
+
+// With the window in the layers that layer_types names.
+void read_ministral_keys(const ConfigReader& config, const CommonParts& common, DecoderConfig* result) {
+  refuse_biases(config);
+  if (config.find("use_sliding_window") != nullptr) {
+    config.refuse("use_sliding_window", "no such key: layer_types and sliding_window decide in ministral");
+  }
+  result->layers.assign(result->layers.size(), {common.attention, common.mlp});
+  const bool uses_window = has_window(config);
+  read_window(config, uses_window, std::vector<bool>(result->layers.size(), uses_window), result);
 }
 
 }  // namespace
@@ -20,7 +31,15 @@ constexpr ModelFamily kMistralFamily{
     .max_position_embeddings = 131072,
     .num_key_value_heads = 8,
     .head_dim = 0,
-    .read = read_keys,
+    .read = read_mistral_keys,
+};
+
+constexpr ModelFamily kMinistralFamily{
+    .model_type = "ministral",
+    .max_position_embeddings = 131072,
+    .num_key_value_heads = 8,
+    .head_dim = 0,
+    .read = read_ministral_keys,
 };
 
 }  // namespace espalier

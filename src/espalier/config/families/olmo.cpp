@@ -6,17 +6,26 @@ namespace espalier {
 
 namespace {
 
-// Norms come after attention and MLP, and norms of q and k are over all heads at once. Without layer_types,
-// three of four layers have the window.
-void read_keys(const ConfigReader& config, const CommonParts& common, DecoderConfig* result) {
+/// Norms come after attention and MLP, and norms of q and k are over all heads at once.
+void set_layers(const ConfigReader& config, const CommonParts& common, DecoderConfig* result) {
   LayerSpec layer{common.attention, common.mlp, /*norm_inputs=*/false, /*norm_outputs=*/true};
   auto& attention = std::get<AttentionSpec>(layer.mixer);
   read_biases(config, &attention);
+  attention.query_key_norm = attention.query_key_norm_over_heads = true;
+  result->layers.assign(result->layers.size(), layer);
+}
+
+void read_olmo2_keys(const ConfigReader& config, const CommonParts& common, DecoderConfig* result) {
+  refuse_sliding_windows(config, result->num_hidden_layers());
+  set_layers(config, common, result);
+}
+
+// Without layer_types, three of four layers have the window.
+void read_olmo3_keys(const ConfigReader& config, const CommonParts& common, DecoderConfig* result) {
   if (config.find("use_sliding_window") != nullptr) {
     config.refuse("use_sliding_window", "no such key: layer_types decides in olmo3");
   }
-  attention.query_key_norm = attention.query_key_norm_over_heads = true;
-  result->layers.assign(result->layers.size(), layer);
+  set_layers(config, common, result);
   std::vector<bool> sliding(result->num_hidden_layers());
   for (int64_t i = 0; i < result->num_hidden_layers(); ++i) sliding[i] = (i + 1) % 4 != 0;
   set_sliding_layers(config, read_layer_types(config, result->num_hidden_layers()).value_or(sliding), result);
@@ -36,6 +45,16 @@ void read_ropes(const ConfigReader& config, DecoderConfig* result) {
 
 }  // namespace
 
+constexpr ModelFamily kOlmo2Family{
+    .model_type = "olmo2",
+    .max_position_embeddings = 2048,
+    .num_key_value_heads = 0,
+    .head_dim = 0,
+    .rms_norm_eps = 1e-5,
+    .pad_token_id = 1,
+    .read = read_olmo2_keys,
+};
+
 constexpr ModelFamily kOlmo3Family{
     .model_type = "olmo3",
     .max_position_embeddings = 2048,
@@ -43,7 +62,7 @@ constexpr ModelFamily kOlmo3Family{
     .head_dim = 0,
     .rms_norm_eps = 1e-5,
     .pad_token_id = 1,
-    .read = read_keys,
+    .read = read_olmo3_keys,
     .read_rope = read_ropes,
 };
 
