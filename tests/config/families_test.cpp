@@ -110,8 +110,8 @@ TEST(Families, SmolLm3HasLayersWithoutRope) {
             (Layers{true, false, true, false}));
   const Json first = {{"no_rope_layers", {0, 1, 1, 1, 0, 0}}};  // longer lists are cut
   EXPECT_EQ(rotary_layers(parse_smallest("smollm3", first)), (Layers{false, true, true, true}));
-  EXPECT_NE(parse_smallest("smollm3", first).rotary_attention(), nullptr);
-  EXPECT_EQ(parse_smallest("smollm3", {{"no_rope_layers", {0, 0, 0, 0}}}).rotary_attention(), nullptr);
+  EXPECT_EQ(parse_smallest("smollm3", first).rotary_dim(), 2);
+  EXPECT_EQ(parse_smallest("smollm3", {{"no_rope_layers", {0, 0, 0, 0}}}).rotary_dim(), 0);
   Json windows = first;
   windows.update({{"use_sliding_window", true}, {"sliding_window", 7}});
   EXPECT_EQ(windows_of(parse_smallest("smollm3", windows)), (std::vector<int64_t>{7, 0, 0, 0}));

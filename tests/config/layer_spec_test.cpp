@@ -138,6 +138,8 @@ TEST(LayerSpec, JsonIsEqualForEqualLayersOnly) {
   EXPECT_NE(to_json(other), to_json(layer));
   EXPECT_TRUE(differs([](AttentionSpec&, DenseMlpSpec& m) { m.intermediate_size = 7; }));
   EXPECT_TRUE(differs([](AttentionSpec&, DenseMlpSpec& m) { m.bias = true; }));
+  EXPECT_TRUE(differs([](AttentionSpec&, DenseMlpSpec& m) { m.names.gate = ""; }));
+  EXPECT_NE(to_json({NoMixer(), layer.mlp}), to_json(layer));
 }
 
 std::vector<std::string> names_in_layer(const std::string& type) {
@@ -212,6 +214,7 @@ TEST(LayerSpec, JsonOfExpertsIsEqualForEqualOnesOnly) {
   EXPECT_TRUE(differs([](MoeSpec& m) { m.topk_group = 2; }));
   EXPECT_TRUE(differs([](MoeSpec& m) { m.shared_intermediate_size = 3; }));
   EXPECT_TRUE(differs([](MoeSpec& m) { m.names.up = ""; }));
+  EXPECT_TRUE(differs([](MoeSpec& m) { m.names.gate = ""; }));
   EXPECT_TRUE(differs([](MoeSpec& m) { m.clamped_swiglu = ClampedSwiglu(); }));
   const auto clamped = [&](const ClampedSwiglu& activation) {
     MoeSpec other = moe;

@@ -4,6 +4,7 @@
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <cstring>
 #include <fstream>
 #include <string>
@@ -91,6 +92,35 @@ TEST_F(Init, DrawsGptOssAsTransformersDoes) {
     }
   }
   EXPECT_EQ(drawn, 2 * 2);
+}
+
+// As torch.nn.Linear initialises it only the output of Mamba-2, divided by the root of the number of layers.
+TEST_F(Init, DrawsNemotronHAsTransformersDoes) {
+  const InitOptions made = options("nemotron_h");
+  const Json config = {{"model_type", "nemotron_h"},
+                       {"vocab_size", 200},
+                       {"hidden_size", 64},
+                       {"intermediate_size", 48},
+                       {"hybrid_override_pattern", "M-*E"},
+                       {"num_attention_heads", 4},
+                       {"mamba_num_heads", 12},
+                       {"mamba_head_dim", 4},
+                       {"n_groups", 2},
+                       {"n_routed_experts", 6},
+                       {"moe_intermediate_size", 40},
+                       {"initializer_range", 0.5}};
+  std::ofstream(made.config) << config.dump();
+  const Decoder decoder = make(made);
+  for (const Parameter& parameter : decoder.parameters()) {
+    if (parameter.value.dim() == 1) continue;
+    const bool is_output = parameter.name.ends_with("mixer.out_proj.weight");
+    const double expected = is_output ? 1 / std::sqrt(3.0 * 48 * 4) : 0.5;
+    EXPECT_NEAR(parameter.value.std().item<double>() / expected, 1, 0.2) << parameter.name;
+    if (is_output) EXPECT_LT(parameter.value.abs().max().item<double>(), 1 / std::sqrt(48.0 * 4));
+  }
+  EXPECT_TRUE(value(decoder, "backbone.layers.0.mixer.conv1d.bias").eq(0).all().item<bool>());
+  const at::Tensor steps = at::softplus(value(decoder, "backbone.layers.0.mixer.dt_bias"));
+  EXPECT_TRUE(steps.ge(0.0009).logical_and(steps.le(0.11)).all().item<bool>());
 }
 
 TEST_F(Init, IsTheSameInMemory) {

@@ -27,6 +27,16 @@ const LayerSpec kRecurrent{GatedDeltaSpec{.linear_num_key_heads = 2,
 const LayerSpec kStateSpace{
     SsmSpec{.num_heads = 4, .head_dim = 5, .state_size = 3, .n_groups = 2, .conv_kernel = 4}, NoMlp{}};
 
+// Where the MLP is the widest.
+const LayerSpec kLatent{LatentAttentionSpec{.num_attention_heads = 2,
+                                            .q_lora_rank = 6,
+                                            .kv_lora_rank = 5,
+                                            .qk_nope_head_dim = 3,
+                                            .qk_rope_head_dim = 4,
+                                            .v_head_dim = 6,
+                                            .softmax_scale = 1},
+                        DenseMlpSpec{.intermediate_size = 31}};
+
 ModelSpec model_of(std::vector<LayerSpec> layers) {
   return {.hidden_size = 10, .vocab_size = 11, .layers = std::move(layers)};
 }
@@ -39,7 +49,12 @@ TEST(LayerCost, WeightsAreTheMatricesOfTheLayer) {
   std::get<DenseMlpSpec>(fused.mlp).names.up = "";
   LayerSpec fused_queries = kNarrow;
   std::get<AttentionSpec>(fused_queries.mixer).fused = true;
-  for (const LayerSpec& layer : {kNarrow, kWide, gated, kRecurrent, kStateSpace, fused, fused_queries}) {
+  LayerSpec ungated{NoMixer(), kNarrow.mlp};
+  std::get<DenseMlpSpec>(ungated.mlp).names.gate = "";
+  LayerSpec latent = kLatent;
+  std::get<LatentAttentionSpec>(latent.mixer).q_lora_rank = 0;
+  for (const LayerSpec& layer :
+       {kNarrow, kWide, gated, kRecurrent, kStateSpace, fused, fused_queries, ungated, kLatent, latent}) {
     int64_t weights = 0, widest = 0;
     for (const ParameterShape& parameter : layer_parameters(layer, 10)) {
       if (parameter.shape.size() != 2) continue;
@@ -99,7 +114,10 @@ TEST(LayerCost, BiasesCountWhereGradientsAreSummed) {
       dense{attention, DenseMlpSpec{.intermediate_size = 7, .bias = true}};
   AttentionSpec gated = attention;
   gated.output_gate = true;
-  for (const LayerSpec& layer : {clamped, dense, LayerSpec{gated, moe}, kNarrow}) {
+  LayerSpec latent = kLatent, ungated{NoMixer(), dense.mlp};
+  std::get<LatentAttentionSpec>(latent.mixer).bias = true;
+  std::get<DenseMlpSpec>(ungated.mlp).names.gate = "";
+  for (const LayerSpec& layer : {clamped, dense, LayerSpec{gated, moe}, kNarrow, latent, ungated}) {
     int64_t stored = 0, biases = 0;
     for (const ParameterShape& parameter : layer_parameters(layer, 10)) {
       if (parameter.name.ends_with("norm.weight")) continue;
@@ -118,6 +136,17 @@ TEST(LayerCost, BiasesCountWhereGradientsAreSummed) {
     return running_bytes(model, {.tokens = 100, .logit_rows = 100}, false);
   };
   EXPECT_DOUBLE_EQ(running(500) - running(100), 400.0 * 4);
+}
+
+// Values are as wide as keys in attention, but not in the map of its output.
+TEST(LayerCost, LatentAttention) {
+  const LayerCost cost = layer_cost({kLatent.mixer, NoMlp()}, 10);
+  EXPECT_EQ(cost.pair_elements, 2 * 7);
+  EXPECT_EQ(cost.context_per_token, 2 * 2 * 7);
+  EXPECT_EQ(cost.weights_after_mixer, 10 * 2 * 6);
+  EXPECT_EQ(cost.max_weight_rows, 12);
+  EXPECT_EQ(cost.position_tables, 4);
+  EXPECT_EQ(cost.context_per_cut, 0);
 }
 
 TEST(LayerCost, ContextIsKeysAndValues) {

@@ -131,6 +131,10 @@ CHANGES = {
     "phi3-window": {"partial_rotary_factor": 0.5},
     "gemma2": {"attn_logit_softcapping": 0.41},
     "gemma2-layers": {"final_logit_softcapping": 30.0},
+    "nemotron_h": {"time_step_min": 0.2},
+    "nemotron_h-dense": {"layer_norm_epsilon": 2e-2},
+    "deepseek_v3": {"rope_interleave": False},
+    "deepseek_v3-plain": {"routed_scaling_factor": 2.6},
     "gemma3_text": {"query_pre_attn_scalar": 8},
     "gemma3_text-biases": {"layer_types": ["sliding_attention", "full_attention"]},
 }
@@ -212,6 +216,42 @@ def check_checkpoint(espalier, model_folder, tmp_path):
     ours = torch.tensor(reference.read_rows(tmp_path / "out.jsonl")[0]["logprobs"][1:])
     with torch.no_grad():
         torch.testing.assert_close(ours, reference.token_logprobs(model, ids), rtol=1e-5, atol=1e-5)
+
+
+def without_scale_of_yarn(layer):
+    layer.self_attn.scaling = layer.self_attn.qk_head_dim**-0.5
+
+
+def without_correction(layer):
+    if hasattr(layer.mlp, "gate"):
+        layer.mlp.gate.e_score_correction_bias.zero_()
+
+
+def without_groups(layer):
+    if hasattr(layer.mlp, "gate"):
+        layer.mlp.gate.topk_group = layer.mlp.gate.num_group
+
+
+def with_the_eps_of_other_norms(layer):
+    layer.self_attn.kv_a_layernorm.variance_epsilon = layer.input_layernorm.variance_epsilon
+
+
+@pytest.mark.parametrize("spoil", [without_scale_of_yarn, without_correction, without_groups,
+                                   with_the_eps_of_other_norms])  # fmt: skip
+def test_the_comparison_notices_other_latent_attention_and_routers(espalier, tmp_path, spoil):
+    """Negative controls of deepseek_v3: Transformers is given what an engine would compute that left out a part."""
+    model_folder = init_model(espalier, tmp_path, MORE_FAMILIES["deepseek_v3"])
+    rows = random_rows(1, "sft")
+    espalier("logprobs", "--model", model_folder, "--data", write_rows(tmp_path / "rows.jsonl", rows),
+             "-o", tmp_path / "out.jsonl", "--dtype", "float64")  # fmt: skip
+    out = torch.tensor(reference.read_rows(tmp_path / "out.jsonl")[0]["logprobs"][1:], dtype=torch.float64)
+    model = reference.load_model(model_folder, torch.float64)
+    difference = lambda: (out - reference.token_logprobs(model, rows[0]["input_ids"])).abs().max()
+    with reference.norms_in_model_dtype(torch.float64), torch.no_grad():
+        assert difference() <= 1e-12
+        for layer in model.model.layers:
+            spoil(layer)
+        assert difference() > 1e-6
 
 
 SPOILT_EXPERTS = {

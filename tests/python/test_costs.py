@@ -10,9 +10,9 @@ from transformers import GPT2Config
 import espalier as package
 from espalier.distributed.share import share_of
 from hf_models import make_model
-from small_models import MODELS, WINDOWS_AND_ROPES, random_rows, write_rows
+from small_models import MODELS, MORE_FAMILIES, WINDOWS_AND_ROPES, random_rows, write_rows
 
-KINDS = ["llama", "mistral", "olmo3", "qwen3_moe", "gpt_oss", "qwen3_5", "granitemoehybrid"]
+KINDS = ["llama", "mistral", "olmo3", "qwen3_moe", "gpt_oss", "qwen3_5", "granitemoehybrid", "nemotron_h", "deepseek_v3"]
 RATES = {"format_version": 1, "origin": "measured", "seconds_per": {
     "micro_batch": 0.003, "layer": 1e-4, "layer_token": 3e-6, "layer_pair": 1.25e-8, "layer_attention_piece": 7e-6,
     "logit_row": 1 / 3e5}}  # fmt: skip
@@ -25,7 +25,7 @@ def rows_file(tmp_path_factory):
 
 def folder_of(kind, folder):
     folder.mkdir(exist_ok=True)
-    (folder / "config.json").write_text(json.dumps((MODELS | WINDOWS_AND_ROPES)[kind]))
+    (folder / "config.json").write_text(json.dumps((MODELS | WINDOWS_AND_ROPES | MORE_FAMILIES)[kind]))
     return folder
 
 

@@ -33,10 +33,13 @@ TARGETS = {
     "gemma3_text": ["v_proj", "gate_proj", "down_proj"],
     "mixtral": ["q_proj", "v_proj"],
     "ernie4_5-biases": ["k_proj", "up_proj"],
+    "nemotron_h": ["in_proj", "q_proj", "o_proj"],
+    "nemotron_h-dense": "all-linear",
+    "deepseek_v3": "all-linear",
 }
 CONFIGS = MODELS | WINDOWS_AND_ROPES | MORE_FAMILIES
 # Recurrent layers divide by the size of their output, which makes much of rounding where that is small.
-RECURRENT = ("qwen3_5", "qwen3_next", "mamba2", "granitemoehybrid")
+RECURRENT = ("qwen3_5", "qwen3_next", "mamba2", "granitemoehybrid", "nemotron_h", "nemotron_h-dense")
 TRAINED = ("--dtype", "float64", "--max-grad-norm", 0, "--token-budget", 24, "--strategy", "partition", "--no-calibration")
 
 

@@ -4,7 +4,7 @@
 Transformers computes RMSNorm in float32 whatever the model's dtype. For float64 comparisons that is replaced by the
 same formula in float64, so that both sides may agree to rounding; likewise routers of experts, the gates of Gated
 DeltaNet, and its rule, token by token; of Mamba-2 gates, scan, hidden states between layers and logits, in
-granitemoehybrid routers as well; of ernie4_5 rotations. (Its eager attention computes softmax in float32 too, hence sdpa; grouped products of
+granitemoehybrid and nemotron_h routers as well; of ernie4_5 rotations. (Its eager attention computes softmax in float32 too, hence sdpa; grouped products of
 experts are not there in float64, hence eager experts. gpt_oss has eager attention alone, for its sinks; that one
 computes softmax in the model's dtype, as do its router and its experts. gemma2 has it for its softcap.)
 """
@@ -14,6 +14,7 @@ from contextlib import contextmanager
 
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
+from transformers.models.deepseek_v3.modeling_deepseek_v3 import DeepseekV3RMSNorm, DeepseekV3TopkRouter
 from transformers.models.ernie4_5 import modeling_ernie4_5 as ernie4_5
 from transformers.models.exaone4.modeling_exaone4 import Exaone4RMSNorm
 from transformers.models.gemma.modeling_gemma import GemmaRMSNorm
@@ -28,6 +29,7 @@ from transformers.models.mamba2 import modeling_mamba2 as mamba2
 from transformers.models.ministral.modeling_ministral import MinistralRMSNorm
 from transformers.models.mistral.modeling_mistral import MistralRMSNorm
 from transformers.models.mixtral.modeling_mixtral import MixtralRMSNorm, MixtralTopKRouter
+from transformers.models.nemotron_h import modeling_nemotron_h as nemotron_h
 from transformers.models.olmo2.modeling_olmo2 import Olmo2RMSNorm
 from transformers.models.olmo3.modeling_olmo3 import Olmo3RMSNorm
 from transformers.models.phi3.modeling_phi3 import Phi3RMSNorm
@@ -43,7 +45,7 @@ from transformers.models.smollm3.modeling_smollm3 import SmolLM3RMSNorm
 NORMS = (LlamaRMSNorm, MistralRMSNorm, Olmo3RMSNorm, Qwen2RMSNorm, Qwen3RMSNorm, Qwen3MoeRMSNorm, Glm4MoeRMSNorm,
          mamba2.Mamba2RMSNorm, granitemoehybrid.GraniteMoeHybridRMSNorm, GptOssRMSNorm, Olmo2RMSNorm, SmolLM3RMSNorm,
          SeedOssRMSNorm, ernie4_5.Ernie4_5RMSNorm, GraniteRMSNorm, MixtralRMSNorm, MinistralRMSNorm, Exaone4RMSNorm,
-         Phi3RMSNorm)  # fmt: skip
+         Phi3RMSNorm, DeepseekV3RMSNorm, nemotron_h.NemotronHRMSNorm)  # fmt: skip
 
 
 def float64_norm(self, hidden_states):
@@ -144,6 +146,7 @@ def with_delta_layers(module, stem):
 FLOAT64 = [(norm, "forward", float64_norm) for norm in NORMS] + [
     (Qwen3MoeTopKRouter, "forward", float64_softmax_router),
     (Glm4MoeTopkRouter, "forward", float64_sigmoid_router),
+    (DeepseekV3TopkRouter, "forward", float64_sigmoid_router),
     (qwen3_5_moe.Qwen3_5MoeTopKRouter, "forward", float64_softmax_router),
     (qwen3_next.Qwen3NextTopKRouter, "forward", float64_softmax_router),
     (MixtralTopKRouter, "forward", float64_softmax_router),
@@ -157,6 +160,9 @@ FLOAT64 = [(norm, "forward", float64_norm) for norm in NORMS] + [
     (granitemoehybrid.GraniteMoeHybridRMSNormGated, "forward", float64_norm_of_groups),
     (granitemoehybrid.GraniteMoeHybridForCausalLM, "forward",
      without_float(granitemoehybrid.GraniteMoeHybridForCausalLM.forward)),
+    (nemotron_h.NemotronHTopkRouter, "forward", float64_sigmoid_router),
+    (nemotron_h.NemotronHRMSNormGated, "forward", float64_norm_of_groups),
+    (nemotron_h.NemotronHForCausalLM, "forward", without_float(nemotron_h.NemotronHForCausalLM.forward)),
     (mamba2.Mamba2ForCausalLM, "forward", without_float(mamba2.Mamba2ForCausalLM.forward)),
     *with_delta_layers(qwen3_5, "Qwen3_5"),
     *with_delta_layers(qwen3_5_moe, "Qwen3_5Moe"),
@@ -231,7 +237,9 @@ def by_checkpoint_name(name, gradient, model_type):
             name = name.replace(new, old)
         return {name: gradient}
     stem, _, kind = name.rpartition(".")
-    parts = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)}
+    parts = {"gate_up_proj": ("gate_proj", "up_proj"), "up_proj": ("up_proj",), "down_proj": ("down_proj",)}
+    if model_type == "nemotron_h":  # likewise
+        stem = stem.replace("model.", "backbone.", 1)
     if model_type == "mixtral":  # likewise
         stem, parts = stem.replace(".mlp.", ".block_sparse_moe."), {"gate_up_proj": ("w1", "w3"), "down_proj": ("w2",)}
     if model_type == "gpt_oss" or not stem.endswith(".experts"):

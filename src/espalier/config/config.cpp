@@ -22,63 +22,21 @@ using Json = nlohmann::json;
 
 // Keys written by Transformers 4 and 5, exporters and trainers that do not affect a forward or backward pass:
 // bookkeeping, token ids, generation defaults, classification labels, caches.
-constexpr auto kHarmlessKeys = std::to_array<std::string_view>({
-    "architectures",
-    "attn_implementation",
-    "bad_words_ids",
-    "begin_suppress_tokens",
-    "chunk_size_feed_forward",
-    "diversity_penalty",
-    "do_sample",
-    "early_stopping",
-    "encoder_no_repeat_ngram_size",
-    "exponential_decay_length_penalty",
-    "finetuning_task",
-    "id2label",
-    "is_decoder",
-    "is_llama_config",
-    "keys_to_ignore_at_inference",
-    "label2id",
-    "length_penalty",
-    "max_length",
-    "max_sequence_length",
-    "max_window_layers",
-    "min_length",
-    "model_max_length",
-    "name_or_path",
-    "no_repeat_ngram_size",
-    "num_beam_groups",
-    "num_beams",
-    "num_labels",
-    "num_return_sequences",
-    "output_attentions",
-    "output_hidden_states",
-    "output_scores",
-    "prefix",
-    "problem_type",
-    "remove_invalid_values",
-    "repetition_penalty",
-    "return_dict",
-    "return_dict_in_generate",
-    "suppress_tokens",
-    "task_specific_params",
-    "temperature",
-    "tf_legacy_loss",
-    "tie_last_hidden_states",
-    "tokenizer_class",
-    "tokenizer_model_max_length",
-    "tokenizer_padding_side",
-    "top_k",
-    "top_p",
-    "torchscript",
-    "transformers.js_config",
-    "transformers_version",
-    "typical_p",
-    "unsloth_fixed",
-    "unsloth_version",
-    "use_bfloat16",
-    "use_cache",
-});
+constexpr auto kHarmlessKeys = std::to_array<std::string_view>(
+    {"do_sample",   "architectures",   "attn_implementation",  "begin_suppress_tokens",
+     "id2label",    "bad_words_ids",   "diversity_penalty",    "chunk_size_feed_forward",
+     "is_decoder",  "early_stopping",  "max_sequence_length",  "encoder_no_repeat_ngram_size",
+     "label2id",    "finetuning_task", "max_window_layers",    "exponential_decay_length_penalty",
+     "max_length",  "is_llama_config", "model_max_length",     "keys_to_ignore_at_inference",
+     "min_length",  "length_penalty",  "no_repeat_ngram_size", "remove_invalid_values",
+     "num_beams",   "name_or_path",    "num_beam_groups",      "return_dict_in_generate",
+     "num_labels",  "output_scores",   "num_return_sequences", "task_specific_params",
+     "prefix",      "problem_type",    "output_attentions",    "tie_last_hidden_states",
+     "return_dict", "temperature",     "output_hidden_states", "tokenizer_model_max_length",
+     "top_k",       "tf_legacy_loss",  "repetition_penalty",   "tokenizer_padding_side",
+     "top_p",       "torchscript",     "suppress_tokens",      "transformers.js_config",
+     "typical_p",   "unsloth_fixed",   "tokenizer_class",      "transformers_version",
+     "use_cache",   "use_bfloat16",    "unsloth_version"});
 
 constexpr auto kCommonKeys = std::to_array<std::string_view>(
     {"model_type", "vocab_size", "hidden_size", "num_hidden_layers", "initializer_range",
@@ -155,8 +113,9 @@ void read_head_sizes(const ConfigReader& config, const ModelFamily& family, int6
 }
 
 void refuse_unsupported_values(const ConfigReader& config, std::span<const std::string_view> others = {}) {
+  const auto is_other = [&](std::string_view key) { return std::ranges::find(others, key) != others.end(); };
   for (const FixedKey& fixed : fixed_keys()) {
-    if (std::ranges::find(others, fixed.key) != others.end()) continue;
+    if (is_other(fixed.key)) continue;
     const std::string key(fixed.key);
     const Json* value = config.find(key);
     if (value == nullptr) continue;
@@ -164,7 +123,7 @@ void refuse_unsupported_values(const ConfigReader& config, std::span<const std::
       config.refuse(key, describe(fixed.accepted));
     }
   }
-  if (const Json* map = config.find("auto_map"); map != nullptr) {
+  if (const Json* map = config.find("auto_map"); map != nullptr && !is_other("auto_map")) {
     for (const auto& [name, unused] : map->items()) {
       if (name != "AutoTokenizer") config.refuse("auto_map", "no custom classes except AutoTokenizer");
     }
@@ -217,7 +176,7 @@ DecoderConfig parse_decoder(const ConfigReader& config, const ModelFamily& famil
   result.model_type = family.model_type;
   result.vocab_size = config.positive_integer("vocab_size", kMostVocabulary);
   result.hidden_size = config.positive_integer("hidden_size", kMostHidden);
-  result.layers.resize(config.positive_integer("num_hidden_layers", kMostLayers));
+  if (!family.counts_layers) result.layers.resize(config.positive_integer("num_hidden_layers", kMostLayers));
   // Transformers also treats 0 as absent.
   const Json* range = config.find("initializer_range");
   const bool range_is_given = range != nullptr && *range != 0;

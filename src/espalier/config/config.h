@@ -33,9 +33,10 @@ struct Llama3Rope {
 struct YarnRope {
   double factor = 1;
   int64_t original_max_position_embeddings = 0;
-  double beta_fast = 32;  // from this many rotations on, frequencies stay unchanged
-  double beta_slow = 1;   // up to this many, they are divided by `factor`
-  bool truncate = true;   // round the bounds of the interpolation to whole dimensions
+  double beta_fast = 32;      // from this many rotations on, frequencies stay unchanged
+  double beta_slow = 1;       // up to this many, they are divided by `factor`
+  bool truncate = true;       // round the bounds of the interpolation to whole dimensions
+  double mscale_all_dim = 0;  // attention that has a scale of its own for it (deepseek_v3); 0: none
   double attention_factor =
       1;  // of cos and sin; computed from factor, mscale and mscale_all_dim if not given
 };

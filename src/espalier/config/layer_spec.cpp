@@ -16,23 +16,42 @@ void append_projection(const std::string& name, int64_t out, int64_t in, bool bi
 }
 
 void append_parameters(const AttentionSpec& attention, int64_t hidden, Shapes* shapes) {
+  const std::string module = attention.name + ".";
   const int64_t query = attention.num_attention_heads * attention.head_dim;
   const int64_t key = attention.num_key_value_heads * attention.head_dim;
-  if (attention.sinks) shapes->push_back({"self_attn.sinks", {attention.num_attention_heads}});
+  if (attention.sinks) shapes->push_back({module + "sinks", {attention.num_attention_heads}});
   if (attention.fused) {
-    append_projection("self_attn.qkv_proj", query + 2 * key, hidden, attention.bias, shapes);
+    append_projection(module + "qkv_proj", query + 2 * key, hidden, attention.bias, shapes);
   } else {
-    append_projection("self_attn.q_proj", attention.output_gate ? 2 * query : query, hidden, attention.bias,
+    append_projection(module + "q_proj", attention.output_gate ? 2 * query : query, hidden, attention.bias,
                       shapes);
-    append_projection("self_attn.k_proj", key, hidden, attention.bias, shapes);
-    append_projection("self_attn.v_proj", key, hidden, attention.bias, shapes);
+    append_projection(module + "k_proj", key, hidden, attention.bias, shapes);
+    append_projection(module + "v_proj", key, hidden, attention.bias, shapes);
   }
-  append_projection("self_attn.o_proj", hidden, query, attention.output_bias, shapes);
+  append_projection(module + "o_proj", hidden, query, attention.output_bias, shapes);
   if (attention.query_key_norm) {
     const bool all = attention.query_key_norm_over_heads;
-    shapes->push_back({"self_attn.q_norm.weight", {all ? query : attention.head_dim}});
-    shapes->push_back({"self_attn.k_norm.weight", {all ? key : attention.head_dim}});
+    shapes->push_back({module + "q_norm.weight", {all ? query : attention.head_dim}});
+    shapes->push_back({module + "k_norm.weight", {all ? key : attention.head_dim}});
   }
+}
+
+void append_parameters(const LatentAttentionSpec& attention, int64_t hidden, Shapes* shapes) {
+  const int64_t heads = attention.num_attention_heads, rank = attention.kv_lora_rank;
+  if (attention.q_lora_rank > 0) {
+    append_projection("self_attn.q_a_proj", attention.q_lora_rank, hidden, attention.bias, shapes);
+    shapes->push_back({"self_attn.q_a_layernorm.weight", {attention.q_lora_rank}});
+    append_projection("self_attn.q_b_proj", attention.query_size(), attention.q_lora_rank, /*bias=*/false,
+                      shapes);
+  } else {
+    append_projection("self_attn.q_proj", attention.query_size(), hidden, /*bias=*/false, shapes);
+  }
+  append_projection("self_attn.kv_a_proj_with_mqa", rank + attention.qk_rope_head_dim, hidden, attention.bias,
+                    shapes);
+  shapes->push_back({"self_attn.kv_a_layernorm.weight", {rank}});
+  append_projection("self_attn.kv_b_proj", heads * attention.qk_nope_head_dim + attention.value_size(), rank,
+                    /*bias=*/false, shapes);
+  append_projection("self_attn.o_proj", hidden, attention.value_size(), attention.bias, shapes);
 }
 
 void append_parameters(const GatedDeltaSpec& delta, int64_t hidden, Shapes* shapes) {
@@ -67,7 +86,9 @@ void append_parameters(const SsmSpec& ssm, int64_t hidden, Shapes* shapes) {
 void append_parameters(const DenseMlpSpec& mlp, int64_t hidden, Shapes* shapes) {
   const std::string module = mlp.name + ".";
   const int64_t width = mlp.intermediate_size;
-  append_projection(module + mlp.names.gate, mlp.names.fused() ? 2 * width : width, hidden, mlp.bias, shapes);
+  if (mlp.names.gated())
+    append_projection(module + mlp.names.gate, mlp.names.fused() ? 2 * width : width, hidden, mlp.bias,
+                      shapes);
   if (!mlp.names.fused()) append_projection(module + mlp.names.up, width, hidden, mlp.bias, shapes);
   append_projection(module + mlp.names.down, hidden, width, mlp.bias, shapes);
 }
@@ -99,6 +120,8 @@ void append_parameters(const MoeSpec& moe, int64_t hidden, Shapes* shapes) {
 
 void append_parameters(const NoMlp&, int64_t, Shapes*) {}
 
+void append_parameters(const NoMixer&, int64_t, Shapes*) {}
+
 // Newer fields are written only if they are not the default, so that older files stay valid.
 nlohmann::ordered_json to_json(const AttentionSpec& attention) {
   nlohmann::ordered_json json = {{"type", "attention"},
@@ -119,6 +142,19 @@ nlohmann::ordered_json to_json(const AttentionSpec& attention) {
   if (attention.rotary_dim > 0) json["rotary_dim"] = attention.rotary_dim;
   if (attention.output_gate) json["attn_output_gate"] = true;
   return json;
+}
+
+nlohmann::ordered_json to_json(const LatentAttentionSpec& attention) {
+  return {{"type", "latent_attention"},
+          {"num_attention_heads", attention.num_attention_heads},
+          {"q_lora_rank", attention.q_lora_rank},
+          {"kv_lora_rank", attention.kv_lora_rank},
+          {"qk_nope_head_dim", attention.qk_nope_head_dim},
+          {"qk_rope_head_dim", attention.qk_rope_head_dim},
+          {"v_head_dim", attention.v_head_dim},
+          {"attention_bias", attention.bias},
+          {"rope_interleave", attention.rope_interleave},
+          {"softmax_scale", attention.softmax_scale}};
 }
 
 nlohmann::ordered_json to_json(const GatedDeltaSpec& delta) {
@@ -152,6 +188,7 @@ nlohmann::ordered_json to_json(const DenseMlpSpec& mlp) {
       {"type", "dense"}, {"intermediate_size", mlp.intermediate_size}, {"mlp_bias", mlp.bias}};
   if (mlp.names.fused()) json["fused"] = true;
   if (mlp.activation == Activation::kGeluTanh) json["hidden_act"] = "gelu_pytorch_tanh";
+  if (!mlp.names.gated()) json["hidden_act"] = "relu2";
   return json;
 }
 
@@ -174,6 +211,7 @@ nlohmann::ordered_json to_json(const MoeSpec& moe) {
                                  {"shared_intermediate_size", moe.shared_intermediate_size}};
   if (moe.shared_expert_gate) json["shared_expert_gate"] = true;
   if (moe.names.fused()) json["fused"] = true;
+  if (!moe.names.gated()) json["hidden_act"] = "relu2";
   if (moe.clamped_swiglu) {
     json["swiglu_alpha"] = moe.clamped_swiglu->swiglu_alpha;
     json["swiglu_limit"] = moe.clamped_swiglu->swiglu_limit;
@@ -182,6 +220,10 @@ nlohmann::ordered_json to_json(const MoeSpec& moe) {
 }
 
 nlohmann::ordered_json to_json(const NoMlp&) {
+  return {{"type", "none"}};
+}
+
+nlohmann::ordered_json to_json(const NoMixer&) {
   return {{"type", "none"}};
 }
 
@@ -199,12 +241,14 @@ const AttentionSpec* ModelSpec::attention() const {
   return first_of<AttentionSpec>(layers, &LayerSpec::mixer);
 }
 
-const AttentionSpec* ModelSpec::rotary_attention() const {
+int64_t ModelSpec::rotary_dim() const {
   for (const LayerSpec& layer : layers) {
+    if (const auto* latent = std::get_if<LatentAttentionSpec>(&layer.mixer)) return latent->qk_rope_head_dim;
     const auto* attention = std::get_if<AttentionSpec>(&layer.mixer);
-    if (attention != nullptr && attention->rotary) return attention;
+    if (attention != nullptr && attention->rotary)
+      return attention->rotary_dim > 0 ? attention->rotary_dim : attention->head_dim;
   }
-  return nullptr;
+  return 0;
 }
 
 const SsmSpec* ModelSpec::ssm() const {
@@ -240,8 +284,8 @@ nlohmann::ordered_json to_json(const LayerSpec& layer) {
 
 NormNames norm_names(const LayerSpec& layer) {
   NormNames names;
-  if (layer.norm_inputs) names.mixer_input = layer.input_norm_name;
-  if (!layer.has_mlp()) return names;
+  if (layer.norm_inputs) (layer.has_mixer() ? names.mixer_input : names.mlp_input) = layer.input_norm_name;
+  if (!layer.has_mlp() || !layer.has_mixer()) return names;
   if (layer.norm_outputs) {
     names.mixer_output = "post_attention_layernorm";
     names.mlp_output = "post_feedforward_layernorm";

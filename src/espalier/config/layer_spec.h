@@ -37,6 +37,7 @@ struct AttentionSpec {
   double attention_multiplier = 0;         // scale of the scores; 0: 1 / sqrt(head_dim)
   double softcap = 0;                      // scores s become softcap * tanh(s / softcap); 0: as they are
   bool output_gate = false;                // q_proj returns each head's queries, then the gates of its output
+  std::string name = "self_attn";          // of the module in a checkpoint
 
   bool operator==(const AttentionSpec&) const = default;
 };
@@ -44,7 +45,27 @@ struct AttentionSpec {
 /// Of an MLP's gate: silu, or gelu approximated by tanh (gelu_pytorch_tanh).
 enum class Activation { kSilu, kGeluTanh };
 
-/// activation(gate(x)) * up(x), then down.
+/// Multi-head latent attention (DeepSeek-V2, 2024): queries, and keys and values, are projected from norms of
+/// projections of low rank. Keys end in rotated elements that the heads share. Names as in config.json.
+struct LatentAttentionSpec {
+  int64_t num_attention_heads = 0;
+  int64_t q_lora_rank = 0;  // 0: queries are projected from the hidden state
+  int64_t kv_lora_rank = 0;
+  int64_t qk_nope_head_dim = 0;
+  int64_t qk_rope_head_dim = 0;  // the elements that are rotated
+  int64_t v_head_dim = 0;        // at most qk_head_dim()
+  bool bias = false;             // of o and of the maps that read the hidden state, but for q_proj
+  bool rope_interleave = true;   // neighbours are rotated together, not halves
+  double softmax_scale = 0;
+
+  int64_t qk_head_dim() const { return qk_nope_head_dim + qk_rope_head_dim; }
+  int64_t query_size() const { return num_attention_heads * qk_head_dim(); }
+  int64_t value_size() const { return num_attention_heads * v_head_dim; }
+
+  bool operator==(const LatentAttentionSpec&) const = default;
+};
+
+/// See MlpNames.
 struct DenseMlpSpec {
   int64_t intermediate_size = 0;
   bool bias = false;
@@ -60,8 +81,13 @@ struct NoMlp {
   bool operator==(const NoMlp&) const = default;
 };
 
+/// A layer that is an MLP alone.
+struct NoMixer {
+  bool operator==(const NoMixer&) const = default;
+};
+
 /// The part of a layer that mixes tokens, and the part that works on each token separately.
-using MixerSpec = std::variant<AttentionSpec, GatedDeltaSpec, SsmSpec>;
+using MixerSpec = std::variant<AttentionSpec, GatedDeltaSpec, SsmSpec, LatentAttentionSpec, NoMixer>;
 using MlpSpec = std::variant<DenseMlpSpec, MoeSpec, NoMlp>;
 
 /// A layer: x + mixer(norm(x)), then, if it has an MLP, x + mlp(norm(x)).
@@ -72,8 +98,9 @@ struct LayerSpec {
   bool norm_outputs = false;        // x + norm(mixer(...)) and x + norm(mlp(...)), in layers with an MLP
   bool zero_centered_norm = false;  // norms of hidden states, q and k multiply by 1 + weight
 
-  std::string input_norm_name = "input_layernorm";  // of the norm before the mixer in a checkpoint
+  std::string input_norm_name = "input_layernorm";  // of the layer's first norm in a checkpoint
 
+  bool has_mixer() const { return !std::holds_alternative<NoMixer>(mixer); }
   bool has_mlp() const { return !std::holds_alternative<NoMlp>(mlp); }
 
   bool operator==(const LayerSpec&) const = default;
@@ -99,7 +126,8 @@ struct ModelSpec {
   int64_t num_hidden_layers() const { return static_cast<int64_t>(layers.size()); }
   /// The spec of the first layer that has such a mixer or MLP; nullptr if there is none.
   const AttentionSpec* attention() const;
-  const AttentionSpec* rotary_attention() const;  // with rotary positions
+  /// The elements of a head that are rotated; 0 without rotary positions.
+  int64_t rotary_dim() const;
   const SsmSpec* ssm() const;
   const DenseMlpSpec* dense_mlp() const;
   const MoeSpec* moe() const;

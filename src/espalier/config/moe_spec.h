@@ -23,9 +23,9 @@ struct ClampedSwiglu {
   bool operator==(const ClampedSwiglu&) const = default;
 };
 
-/// A mixture of experts, each silu(gate(x)) * up(x), then down. Each token passes the num_experts_per_tok
-/// experts that its router scores choose; their outputs are summed, weighted by these scores. Names as in
-/// config.json.
+/// A mixture of experts, each an MLP with activation silu if it is gated. Each token passes the
+/// num_experts_per_tok experts that its router scores choose; their outputs are summed, weighted by these
+/// scores. Names as in config.json.
 struct MoeSpec {
   int64_t num_experts = 0;
   int64_t num_experts_per_tok = 0;
@@ -34,7 +34,7 @@ struct MoeSpec {
   bool norm_topk_prob = false;  // the scores of the chosen experts are divided by their sum
   double routed_scaling_factor = 1;
   bool correction_bias =
-      false;            // mlp.gate.e_score_correction_bias is added to scores where experts are chosen
+      false;            // the router's e_score_correction_bias is added to scores where experts are chosen
   int64_t n_group = 1;  // of experts; the best topk_group of them are chosen from
   int64_t topk_group = 1;
   int64_t shared_intermediate_size = 0;  // of the shared MLP, which every token passes; 0: none

@@ -30,10 +30,13 @@ Llama3Rope read_llama3(const ConfigReader& rope, int64_t max_position_embeddings
   return result;
 }
 
-// The scale of queries and keys for a larger context (YaRN, equation 22), as in Transformers.
+}  // namespace
+
 double yarn_scale(double factor, double mscale) {
   return factor <= 1 ? 1 : 0.1 * mscale * std::log(factor) + 1;
 }
+
+namespace {
 
 YarnRope read_yarn(const ConfigReader& rope, int64_t max_position_embeddings, Keys* known) {
   YarnRope result{
@@ -48,9 +51,9 @@ YarnRope read_yarn(const ConfigReader& rope, int64_t max_position_embeddings, Ke
   double attention_factor = yarn_scale(result.factor, 1);
   const bool has_mscale = rope.find("mscale") != nullptr, has_all = rope.find("mscale_all_dim") != nullptr;
   const double mscale = has_mscale ? rope.non_negative_number("mscale") : 0;
-  const double mscale_all_dim = has_all ? rope.non_negative_number("mscale_all_dim") : 0;
-  if (mscale > 0 && mscale_all_dim > 0) {
-    attention_factor = yarn_scale(result.factor, mscale) / yarn_scale(result.factor, mscale_all_dim);
+  result.mscale_all_dim = has_all ? rope.non_negative_number("mscale_all_dim") : 0;
+  if (mscale > 0 && result.mscale_all_dim > 0) {
+    attention_factor = yarn_scale(result.factor, mscale) / yarn_scale(result.factor, result.mscale_all_dim);
   }
   result.attention_factor = rope.positive_number("attention_factor", attention_factor);
   known->insert(known->end(), {"factor", "original_max_position_embeddings", "beta_fast", "beta_slow",

@@ -7,6 +7,9 @@
 
 namespace espalier {
 
+/// The scale of queries and keys for a context larger by `factor` (YaRN, equation 22), as in Transformers.
+double yarn_scale(double factor, double mscale);
+
 /// Reads the rope of `result`, whose max_position_embeddings is set, from rope_theta and rope_scaling
 /// (Transformers 4) or rope_parameters (Transformers 5). Types `default`, `linear`, `llama3` and `yarn`.
 void read_rope(const ConfigReader& config, DecoderConfig* result);

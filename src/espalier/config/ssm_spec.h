@@ -35,6 +35,7 @@ struct SsmInit {
   double time_step_min = 0.001;
   double time_step_max = 0.1;
   double time_step_floor = 1e-4;
+  bool plain = false;  // convolutions are initialised as other maps, and outputs unless they are rescaled
   bool rescale_prenorm_residual = false;
 };
 

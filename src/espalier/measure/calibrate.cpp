@@ -185,15 +185,31 @@ Trajectories make_trajectories(const Probe& probe, int64_t vocab_size) {
   return builder.finish();
 }
 
+/// One layer of each kind.
+std::vector<LayerSpec> kinds_of(const std::vector<LayerSpec>& layers) {
+  std::vector<LayerSpec> kinds;
+  for (const LayerSpec& layer : layers) {
+    const auto is_same = [&](const LayerSpec& other) { return to_json(other) == to_json(layer); };
+    if (std::ranges::none_of(kinds, is_same)) kinds.push_back(layer);
+  }
+  return kinds;
+}
+
 Decoder random_decoder(DecoderConfig config, int64_t num_hidden_layers, at::ScalarType dtype,
                        at::Device device) {
+  // Where layers are a mixer or an MLP, one of each kind stands for a layer.
+  if (!std::ranges::all_of(config.layers, &LayerSpec::has_mixer)) {
+    config.layers = kinds_of(config.layers);
+    num_hidden_layers *= config.num_hidden_layers();
+  }
   // Take the last layers, since hybrid models have attention among them; repeat if there are too few.
   std::vector<LayerSpec> layers;
   for (int64_t place = 0; place < num_hidden_layers; ++place) {
     const int64_t all = config.num_hidden_layers();
     LayerSpec& layer = layers.emplace_back(config.layers[all - 1 - (num_hidden_layers - 1 - place) % all]);
     // Measure a model with experts by layers that have them.
-    if (const MoeSpec* moe = config.moe()) layer.mlp = *moe;
+    if (const MoeSpec* moe = config.moe(); moe != nullptr && layer.has_mixer() && layer.has_mlp())
+      layer.mlp = *moe;
     // The time per visible pair does not depend on the window; without one there are more pairs to measure.
     if (auto* attention = std::get_if<AttentionSpec>(&layer.mixer)) attention->sliding_window = 0;
   }
@@ -258,18 +274,11 @@ TimeFeatures fit(const std::vector<Sample>& samples) {
   return coefficients;
 }
 
-// The distinct layers. Their number does not matter, because models of a few layers are measured.
-nlohmann::ordered_json kinds_of(const std::vector<LayerSpec>& layers) {
-  auto kinds = nlohmann::ordered_json::array();
-  for (const LayerSpec& layer : layers) {
-    nlohmann::ordered_json kind = to_json(layer);
-    if (std::ranges::find(kinds, kind) == kinds.end()) kinds.push_back(std::move(kind));
-  }
-  return kinds;
-}
-
 // Identifies what a calibration is valid for.
 nlohmann::ordered_json key_of(const DecoderConfig& config, at::ScalarType dtype, at::Device device) {
+  // The number of layers does not matter, because models of a few layers are measured.
+  auto layers = nlohmann::ordered_json::array();
+  for (const LayerSpec& layer : kinds_of(config.layers)) layers.push_back(to_json(layer));
   nlohmann::ordered_json key = {{"version", 5}};  // incremented when the engine becomes faster
   key[device.is_cpu() ? "cpu" : "device"] = device_name(device);
   if (device.is_cpu()) {
@@ -281,7 +290,7 @@ nlohmann::ordered_json key_of(const DecoderConfig& config, at::ScalarType dtype,
               {"hidden_size", config.hidden_size},
               {"vocab_size", config.vocab_size},
               {"tie_word_embeddings", config.tie_word_embeddings},
-              {"layers", kinds_of(config.layers)}});
+              {"layers", layers}});
   return key;
 }
 

@@ -137,12 +137,16 @@ Decoder::Layer Decoder::make_layer(const LayerSpec& spec, const NamedParameters&
                              .zero_centered_norm = spec.zero_centered_norm,
                              .first_table = second_rope ? kTablesOfRope : 0});
     }
+    Mixer operator()(const LatentAttentionSpec& mixer) const {
+      return LatentAttentionLayer(mixer, parameters);
+    }
     Mixer operator()(const SsmSpec& mixer) const {
       return Mamba2Layer(mixer, parameters, config.rms_norm_eps);
     }
     Mixer operator()(const GatedDeltaSpec& mixer) const {
       return GatedDeltaLayer(mixer, parameters, config.rms_norm_eps);
     }
+    Mixer operator()(const NoMixer& none) const { return none; }
   };
   using Mlp = decltype(Layer::mlp);
   struct MakeMlp {
@@ -188,8 +192,7 @@ Decoder::Decoder(DecoderConfig config, std::vector<Parameter> parameters, std::v
   }
   norm_ = all.at(config_.parameter_prefix + config_.final_norm_name + ".weight");
   lm_head_ = config_.tie_word_embeddings ? embed_tokens_ : all.at("lm_head.weight");
-  if (const AttentionSpec* attention = config_.rotary_attention(); attention != nullptr) {
-    const int64_t rotary_dim = attention->rotary_dim > 0 ? attention->rotary_dim : attention->head_dim;
+  if (const int64_t rotary_dim = config_.rotary_dim(); rotary_dim > 0) {
     ropes_.emplace_back(config_.rope, rotary_dim);
     if (config_.sliding_rope) ropes_.emplace_back(*config_.sliding_rope, rotary_dim);
   }
@@ -235,15 +238,7 @@ LayerOutput Decoder::layer(int64_t index, const at::Tensor& hidden, const Positi
   const Layer& layer = layers_.at(index);
   const at::Tensor rounded = hidden.to(embed_tokens_.scalar_type());  // differs with residual_in_fp32
   const at::Tensor input = layer.mixer_input_norm.defined() ? norm(rounded, layer.mixer_input_norm) : hidden;
-  auto [mixed, context] = std::visit(
-      [&](const auto& mixer) { return mixer.forward(index, input, tables, sequence, rows); }, layer.mixer);
   const at::Tensor residual = rows.defined() ? hidden.index_select(0, rows) : hidden;
-  if (!mixed.defined()) return {residual, std::move(context)};
-  if (std::holds_alternative<NoMlp>(layer.mlp)) {
-    const at::ScalarType dtype =
-        config_.residual_in_fp32 ? detail::accumulator_dtype(mixed.scalar_type()) : mixed.scalar_type();
-    return {residual.to(dtype) + branch(mixed, layer.mixer_output_norm), std::move(context)};
-  }
   struct RunMlp {
     const at::Tensor &input, &rows;
     const SequenceOps& sequence;
@@ -256,6 +251,24 @@ LayerOutput Decoder::layer(int64_t index, const at::Tensor& hidden, const Positi
   const auto run_mlp = [&](const at::Tensor& mlp_input) {
     return std::visit(RunMlp{mlp_input, rows, sequence}, layer.mlp);
   };
+  if (std::holds_alternative<NoMixer>(layer.mixer)) {
+    if (residual.size(0) == 0) return {residual, {}};
+    return {residual + branch(run_mlp(norm(residual, layer.mlp_input_norm)), layer.mlp_output_norm), {}};
+  }
+  auto [mixed, context] = std::visit(
+      [&](const auto& mixer) -> LayerOutput {
+        if constexpr (std::is_same_v<std::decay_t<decltype(mixer)>, NoMixer>)
+          return {};
+        else
+          return mixer.forward(index, input, tables, sequence, rows);
+      },
+      layer.mixer);
+  if (!mixed.defined()) return {residual, std::move(context)};
+  if (std::holds_alternative<NoMlp>(layer.mlp)) {
+    const at::ScalarType dtype =
+        config_.residual_in_fp32 ? detail::accumulator_dtype(mixed.scalar_type()) : mixed.scalar_type();
+    return {residual.to(dtype) + branch(mixed, layer.mixer_output_norm), std::move(context)};
+  }
   const at::Tensor added = branch(mixed, layer.mixer_output_norm);
   if (!layer.mlp_input_norm.defined()) {
     const at::Tensor middle = residual + added;

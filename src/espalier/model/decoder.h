@@ -14,6 +14,7 @@
 #include "espalier/model/layers/attention.h"
 #include "espalier/model/layers/dense_mlp.h"
 #include "espalier/model/layers/gated_delta.h"
+#include "espalier/model/layers/latent_attention.h"
 #include "espalier/model/layers/mamba2.h"
 #include "espalier/model/layers/moe_mlp.h"
 #include "espalier/model/model.h"
@@ -86,7 +87,7 @@ class Decoder : public Model {
 
  private:
   struct Layer {
-    std::variant<AttentionLayer, GatedDeltaLayer, Mamba2Layer> mixer;
+    std::variant<AttentionLayer, GatedDeltaLayer, Mamba2Layer, LatentAttentionLayer, NoMixer> mixer;
     std::variant<DenseMlp, MoeMlp, NoMlp> mlp;
     // [hidden_size]; undefined where the layer has no such norm.
     at::Tensor mixer_input_norm = {}, mixer_output_norm = {}, mlp_input_norm = {}, mlp_output_norm = {};

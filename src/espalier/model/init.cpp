@@ -190,17 +190,16 @@ at::Tensor init_steps(const SsmInit& init, const ParameterShape& parameter, uint
   return at::tensor(values, at::kDouble);
 }
 
-/// Convolutions and output projections of mamba2 are initialised as torch.nn.Linear, everything else as in
-/// other families.
+/// Convolutions and output projections of mamba2 are initialised as torch.nn.Linear, in nemotron_h only the
+/// latter if they are rescaled; everything else as in other families.
 Distribution distribution_of(const DecoderConfig& config, const ParameterShape& parameter) {
+  const std::optional<SsmInit>& ssm = config.ssm_init;
   const bool is_output = parameter.name.ends_with("mixer.out_proj.weight");
-  if (!config.ssm_init || !(is_output || parameter.name.ends_with("mixer.conv1d.weight"))) {
-    return {.uniform = false, .scale = config.initializer_range};
-  }
+  const bool is_rescaled = is_output && ssm && ssm->rescale_prenorm_residual;
+  const bool is_linear = ssm && !ssm->plain && (is_output || parameter.name.ends_with("mixer.conv1d.weight"));
+  if (!is_rescaled && !is_linear) return {.uniform = false, .scale = config.initializer_range};
   double scale = 1 / std::sqrt(static_cast<double>(parameter.shape.back()));
-  if (is_output && config.ssm_init->rescale_prenorm_residual) {
-    scale /= std::sqrt(static_cast<double>(config.num_hidden_layers()));
-  }
+  if (is_rescaled) scale /= std::sqrt(static_cast<double>(config.num_hidden_layers()));
   return {.uniform = true, .scale = scale};
 }
 

@@ -2,6 +2,7 @@
 #include "espalier/plan/adapter_cost.h"
 
 #include <algorithm>
+#include <array>
 #include <initializer_list>
 #include <string>
 #include <string_view>
@@ -33,10 +34,19 @@ struct Inputs {
 
 // Attention keeps its own output, but not that times the gate.
 void spare(const AttentionSpec& attention, int64_t hidden, const Adapted& adapted, Inputs* spared) {
-  if (!adapted.any({"self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.qkv_proj"}))
+  const std::string& module = attention.name;
+  if (!adapted.any({module + ".q_proj", module + ".k_proj", module + ".v_proj", module + ".qkv_proj"}))
     spared->by_mixer += hidden;
-  if (attention.output_gate && !adapted.any({"self_attn.o_proj"}))
+  if (attention.output_gate && !adapted.any({module + ".o_proj"}))
     spared->by_mixer += attention.num_attention_heads * attention.head_dim;
+}
+
+void spare(const LatentAttentionSpec& attention, int64_t hidden, const Adapted& adapted, Inputs* spared) {
+  if (!adapted.any({"self_attn.q_proj", "self_attn.q_a_proj", "self_attn.kv_a_proj_with_mqa"}))
+    spared->by_mixer += hidden;
+  if (!adapted.any({"self_attn.q_b_proj"})) spared->by_mixer += attention.q_lora_rank;
+  if (!adapted.any({"self_attn.kv_b_proj"})) spared->by_mixer += attention.kv_lora_rank;
+  if (!adapted.any({"self_attn.o_proj"})) spared->by_mixer += attention.value_size();
 }
 
 void spare(const GatedDeltaSpec& delta, int64_t hidden, const Adapted& adapted, Inputs* spared) {
@@ -50,6 +60,8 @@ void spare(const SsmSpec& ssm, int64_t hidden, const Adapted& adapted, Inputs* s
   if (!adapted.any({ssm.name + ".in_proj"})) spared->by_mixer += hidden;
   if (!adapted.any({ssm.name + ".out_proj"})) spared->by_mixer += ssm.inner_size();
 }
+
+void spare(const NoMixer&, int64_t, const Adapted&, Inputs*) {}
 
 void spare(const NoMlp&, int64_t, const Adapted&, Inputs*) {}
 
@@ -67,10 +79,13 @@ void spare(const MoeSpec& moe, int64_t hidden, const Adapted& adapted, Inputs* s
     spared->after_mixer += moe.shared_intermediate_size;
 }
 
-/// Whether a map reads the mixer's input.
+/// Whether a map is before the mixer's own operation.
 bool opens_mixer(std::string_view name) {
-  return name == "self_attn.q_proj" || name == "self_attn.k_proj" || name == "self_attn.v_proj" ||
-         name == "self_attn.qkv_proj" || name.find(".in_proj") != std::string_view::npos;
+  return std::ranges::any_of(
+             std::to_array<std::string_view>({".q_proj", ".k_proj", ".v_proj", ".qkv_proj", ".q_a_proj",
+                                              ".q_b_proj", ".kv_a_proj_with_mqa", ".kv_b_proj"}),
+             [&](std::string_view end) { return name.ends_with(end); }) ||
+         name.find(".in_proj") != std::string_view::npos;
 }
 
 }  // namespace

@@ -41,6 +41,27 @@ void add_mixer(const AttentionSpec& attention, int64_t hidden, LayerCost* cost) 
   cost->context_per_token = 2 * key;
 }
 
+// Saved: the layer's input and its norm's output; the projections of low rank and their norms; q, k, the
+// padded v and the attention output, before and after it is cut; the factors of norms and the log-sum-exps.
+void add_mixer(const LatentAttentionSpec& attention, int64_t hidden, LayerCost* cost) {
+  const int64_t query = attention.query_size(), value = attention.value_size();
+  const int64_t rank = attention.q_lora_rank, latent = attention.kv_lora_rank;
+  const int64_t rotated = attention.qk_rope_head_dim;
+  const int64_t key_and_value = attention.num_attention_heads * attention.qk_nope_head_dim + value;
+  cost->weights += rank > 0 ? rank * (hidden + query) : hidden * query;
+  cost->weights += hidden * (latent + rotated + value) + latent * key_and_value;
+  cost->weights_after_mixer += hidden * value;
+  cost->max_weight_rows = std::max({rank > 0 ? rank : query, latent + rotated, value});
+  if (attention.bias) cost->biases += rank + latent + rotated + hidden;
+  cost->pair_elements = query;
+  cost->kept_by_mixer = {.elements = 2 * hidden + 2 * rank + 2 * latent + 4 * query + value,
+                         .statistics = 3 + attention.num_attention_heads};
+  cost->mixer_output = query;
+  cost->mixer_gradients = 6 * query + 2 * key_and_value;
+  cost->position_tables = rotated;
+  cost->context_per_token = 2 * query;
+}
+
 // Tokens per chunk of a linear recurrence (ops/chunk_scan).
 constexpr int64_t kChunkTokens = 64;
 
@@ -79,35 +100,43 @@ void add_mixer(const SsmSpec& ssm, int64_t hidden, LayerCost* cost) {
   cost->context_per_cut = ssm.state_elements() + (ssm.conv_kernel - 1) * ssm.conv_size();
 }
 
+void add_mixer(const NoMixer&, int64_t, LayerCost*) {}
+
 void add_mlp(const NoMlp&, int64_t, LayerCost*) {}
 
-// Saved: the MLP's input, its norm's output and factor, gate, up and their product.
+/// The linear maps of an MLP; also the tensors of its width that it saves: gate, up and their product, or
+/// relu(up) and its square.
+int64_t num_maps(const MlpNames& names) {
+  return names.gated() ? 3 : 2;
+}
+
+// Saved: the MLP's input, its norm's output and factor, and what num_maps counts.
 void add_mlp(const DenseMlpSpec& mlp, int64_t hidden, LayerCost* cost) {
-  const int64_t weights = 3 * hidden * mlp.intermediate_size;
+  const int64_t maps = num_maps(mlp.names), weights = maps * hidden * mlp.intermediate_size;
   cost->weights += weights;
   cost->weights_after_mixer += weights;
-  if (mlp.bias) cost->biases += 2 * mlp.intermediate_size + hidden;
+  if (mlp.bias) cost->biases += (maps - 1) * mlp.intermediate_size + hidden;
   cost->max_weight_rows =
       std::max(cost->max_weight_rows, (mlp.names.fused() ? 2 : 1) * mlp.intermediate_size);
-  cost->kept_after_mixer = {.elements = 2 * hidden + 3 * mlp.intermediate_size, .statistics = 1};
+  cost->kept_after_mixer = {.elements = 2 * hidden + maps * mlp.intermediate_size, .statistics = 1};
   cost->intermediate = mlp.intermediate_size;
 }
 
 // Saved: the input, its norm's output and factor; scores, weights and indices of the chosen experts; for each
-// of them the token's copy, gate, up, their product and the output; for shared experts as for a dense MLP.
+// of them the token's copy, the output, and what num_maps counts; for shared experts as for a dense MLP.
 void add_mlp(const MoeSpec& moe, int64_t hidden, LayerCost* cost) {
   const int64_t chosen = moe.num_experts_per_tok, width = moe.moe_intermediate_size;
-  const int64_t shared = moe.shared_intermediate_size;
-  const int64_t weights = hidden * (moe.num_experts + 3 * (chosen * width + shared));
+  const int64_t shared = moe.shared_intermediate_size, maps = num_maps(moe.names);
+  const int64_t weights = hidden * (moe.num_experts + maps * (chosen * width + shared));
   cost->weights += weights;
   cost->weights_after_mixer += weights;
-  cost->idle_weights += 3 * hidden * width * (moe.num_experts - chosen);
+  cost->idle_weights += maps * hidden * width * (moe.num_experts - chosen);
   // The gradients of the activation of clamped experts are computed in the precision of sums.
   const bool clamped = moe.clamped_swiglu.has_value();
   if (clamped) cost->biases += moe.num_experts * (1 + 2 * width + hidden);
   cost->max_weight_rows =
       std::max(cost->max_weight_rows, (moe.names.fused() || clamped ? 2 : 1) * std::max(width, shared));
-  cost->kept_after_mixer = {.elements = 2 * hidden + chosen * (2 * hidden + 3 * width) + 3 * shared,
+  cost->kept_after_mixer = {.elements = 2 * hidden + chosen * (2 * hidden + maps * width) + maps * shared,
                             .statistics = 1 + moe.num_experts + 12 * chosen};
   cost->intermediate = chosen * hidden + std::max(clamped ? 3 * width : width, shared);
 }

@@ -110,7 +110,8 @@ struct Pass {
 std::vector<bool> recurrent_layers(const DecoderConfig& config) {
   std::vector<bool> recurrent;
   for (const LayerSpec& layer : config.layers) {
-    recurrent.push_back(!std::holds_alternative<AttentionSpec>(layer.mixer));
+    recurrent.push_back(!std::holds_alternative<AttentionSpec>(layer.mixer) &&
+                        !std::holds_alternative<LatentAttentionSpec>(layer.mixer));
   }
   return recurrent;
 }

@@ -41,6 +41,41 @@ MoeSpec read_experts(const ConfigReader& config, const std::string& count_key, b
   return moe;
 }
 
+MoeSpec read_grouped_experts(const ConfigReader& config, const GroupedExperts& defaults) {
+  MoeSpec moe = read_experts(config, "n_routed_experts", /*norm_topk_prob=*/true);
+  moe.scores = RouterScores::kSigmoid;
+  moe.correction_bias = true;
+  moe.routed_scaling_factor = config.positive_number("routed_scaling_factor", defaults.routed_scaling_factor);
+  moe.n_group = config.positive_integer("n_group", moe.num_experts, defaults.n_group);
+  moe.topk_group = config.positive_integer("topk_group", moe.n_group, defaults.topk_group);
+  // Transformers scores a group by its two best experts.
+  const int64_t size = moe.num_experts / moe.n_group;
+  if (moe.num_experts % moe.n_group != 0 || size < 2) {
+    config.refuse("n_group", fmt::format("a divisor of the {} experts with two experts in each group or more",
+                                         moe.num_experts));
+  }
+  if (moe.topk_group > moe.n_group) config.refuse("topk_group", fmt::format("at most {}", moe.n_group));
+  if (moe.num_experts_per_tok > moe.topk_group * size) {
+    config.refuse("num_experts_per_tok",
+                  fmt::format("at most the {} experts of topk_group groups", moe.topk_group * size));
+  }
+  return moe;
+}
+
+void set_grouped_experts(const ConfigReader& config, const GroupedExperts& defaults, DecoderConfig* result) {
+  MoeSpec moe = read_grouped_experts(config, defaults);
+  moe.shared_intermediate_size =
+      moe.moe_intermediate_size * config.positive_integer("n_shared_experts", kMostExperts, 1);
+  for (int64_t i =
+           config.integer_from_0("first_k_dense_replace", kMostLayers, defaults.first_k_dense_replace);
+       i < result->num_hidden_layers(); ++i) {
+    result->layers[i].mlp = moe;
+  }
+  const std::string old_key = "num_nextn_predict_layers", key = "num_mtp_layers";
+  result->num_prediction_layers =
+      config.integer_from_0(config.find(old_key) != nullptr ? old_key : key, kMostLayers, 1);
+}
+
 void read_shared_expert(const ConfigReader& config, MoeSpec* moe) {
   moe->shared_intermediate_size =
       config.positive_integer("shared_expert_intermediate_size", kMostIntermediate);

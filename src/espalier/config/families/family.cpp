@@ -27,6 +27,8 @@ std::span<const ModelFamily* const> families() {
                                                      &kGraniteFamily,
                                                      &kGraniteMoeHybridFamily,
                                                      &kMamba2Family,
+                                                     &kNemotronHFamily,
+                                                     &kDeepseekV3Family,
                                                      &kSeedOssFamily,
                                                      &kErnie45Family,
                                                      &kExaone4Family,

@@ -43,6 +43,8 @@ struct ModelFamily {
   int64_t pad_token_id = -1;  // Transformers' default; -1: none
   bool padding_row = true;    // the embedding has a padding_idx (DecoderConfig::pad_token_id)
 
+  bool counts_layers = false;  // `read` finds out how many layers there are
+
   bool only_experts = false;  // no layer has a dense MLP (of width intermediate_size)
 
   /// Keys of this family only, and those of all families that `read` checks or that this one ignores.
@@ -59,8 +61,8 @@ struct ModelFamily {
 extern const ModelFamily kLlamaFamily, kMistralFamily, kMinistralFamily, kMixtralFamily, kOlmo2Family,
     kOlmo3Family, kSmolLm3Family, kQwen2Family, kQwen3Family, kQwen35Family, kQwen35MoeFamily,
     kQwen3MoeFamily, kQwen3NextFamily, kGlm4MoeFamily, kGptOssFamily, kGraniteFamily, kGraniteMoeHybridFamily,
-    kMamba2Family, kSeedOssFamily, kErnie45Family, kExaone4Family, kPhi3Family, kGemmaFamily, kGemma2Family,
-    kGemma3Family;  // a file each
+    kMamba2Family, kNemotronHFamily, kDeepseekV3Family, kSeedOssFamily, kErnie45Family, kExaone4Family,
+    kPhi3Family, kGemmaFamily, kGemma2Family, kGemma3Family;
 
 std::span<const ModelFamily* const> families();
 

@@ -29,11 +29,7 @@ void read_mamba2(const ConfigReader& config, const CommonParts&, DecoderConfig* 
     config.refuse("intermediate_size", fmt::format("{}, expand times hidden_size", inner));
   }
   if (!config.boolean("rms_norm", true)) config.refuse("rms_norm", "true");
-  SsmInit& init = result->ssm_init.emplace();
-  init.time_step_min = config.positive_number("time_step_min", init.time_step_min);
-  init.time_step_max = config.positive_number("time_step_max", init.time_step_max);
-  init.time_step_floor = config.positive_number("time_step_floor", init.time_step_floor);
-  init.rescale_prenorm_residual = config.boolean("rescale_prenorm_residual", false);
+  read_ssm_init(config, /*rescale_prenorm_residual=*/false, &result->ssm_init.emplace());
   result->parameter_prefix = "backbone.";
   result->embedding_name = "embeddings";
   result->final_norm_name = "norm_f";

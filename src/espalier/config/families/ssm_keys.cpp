@@ -42,12 +42,13 @@ SsmSpec read_ssm_keys(const ConfigReader& config, const SsmKeys& keys, int64_t h
     return config.positive_integer(size.key, largest, size.otherwise);
   };
   SsmSpec ssm;
-  const int64_t inner = hidden_size * read(keys.expand, kMostIntermediate / hidden_size + 1);
+  const bool is_free = *keys.expand.key == '\0';
+  const int64_t inner = is_free ? 0 : hidden_size * read(keys.expand, kMostIntermediate / hidden_size + 1);
   ssm.num_heads = read(keys.num_heads, kMostHeads);
   const nlohmann::json* head_dim = config.find(keys.head_dim.key);
   const bool follows = head_dim == nullptr ? keys.head_dim.otherwise == 0 : *head_dim == "auto";
   ssm.head_dim = follows ? inner / ssm.num_heads : read(keys.head_dim, kMostHeadDim);
-  if (ssm.inner_size() != inner) {
+  if (!is_free && ssm.inner_size() != inner) {
     config.refuse(keys.num_heads.key,
                   fmt::format("{} and {} of product {}, {} times hidden_size", keys.num_heads.key,
                               keys.head_dim.key, inner, keys.expand.key));
@@ -62,6 +63,13 @@ SsmSpec read_ssm_keys(const ConfigReader& config, const SsmKeys& keys, int64_t h
   ssm.use_conv_bias = config.boolean(keys.use_conv_bias, true);
   read_time_step_limit(config, &ssm);
   return ssm;
+}
+
+void read_ssm_init(const ConfigReader& config, bool rescale_prenorm_residual, SsmInit* init) {
+  init->time_step_min = config.positive_number("time_step_min", init->time_step_min);
+  init->time_step_max = config.positive_number("time_step_max", init->time_step_max);
+  init->time_step_floor = config.positive_number("time_step_floor", init->time_step_floor);
+  init->rescale_prenorm_residual = config.boolean("rescale_prenorm_residual", rescale_prenorm_residual);
 }
 
 }  // namespace espalier

@@ -14,14 +14,14 @@ namespace espalier {
 
 AttentionLayer::AttentionLayer(const AttentionSpec& spec, const NamedParameters& parameters,
                                const Options& options)
-    : spec_(spec), options_(options), o_(parameters.projection("self_attn.o_proj")) {
+    : spec_(spec), options_(options), o_(parameters.projection(spec.name + ".o_proj")) {
   using Names = std::vector<const char*>;
   for (const char* name : spec.fused ? Names{"qkv_proj"} : Names{"k_proj", "v_proj", "q_proj"})
-    in_.push_back(parameters.projection(std::string("self_attn.") + name));
-  if (spec.sinks) sinks_ = parameters.at("self_attn.sinks");
+    in_.push_back(parameters.projection(spec.name + "." + name));
+  if (spec.sinks) sinks_ = parameters.at(spec.name + ".sinks");
   if (!spec.query_key_norm) return;
-  q_norm_ = parameters.at("self_attn.q_norm.weight");
-  k_norm_ = parameters.at("self_attn.k_norm.weight");
+  q_norm_ = parameters.at(spec.name + ".q_norm.weight");
+  k_norm_ = parameters.at(spec.name + ".k_norm.weight");
 }
 
 AttentionLayer::Projected AttentionLayer::project(const at::Tensor& hidden, bool context_only) const {

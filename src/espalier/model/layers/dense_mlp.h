@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The gated MLP of a decoder layer: down(activation(gate(x)) * up(x)).
+// The MLP of a decoder layer.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -20,7 +20,8 @@ class DenseMlp {
 
  private:
   Activation activation_;
-  std::vector<accumulating::Projection> in_;  // gate and up, or both fused
+  bool gated_;
+  std::vector<accumulating::Projection> in_;  // gate and up, or both fused, or up
   accumulating::Projection down_;
 };
 

@@ -36,7 +36,7 @@ MoeMlp::MoeMlp(const MoeSpec& spec, const NamedParameters& parameters, const Nam
       place_(place),
       router_(parameters.projection(spec.router_name)),
       experts_(make_experts(spec, parameters)) {
-  if (spec.correction_bias) correction_bias_ = buffers.at("mlp.gate.e_score_correction_bias");
+  if (spec.correction_bias) correction_bias_ = buffers.at(spec.router_name + ".e_score_correction_bias");
   if (spec.shared_intermediate_size > 0)
     shared_experts_.emplace(parameters, DenseMlpSpec{.names = spec.names, .name = spec.shared_name});
   if (spec.shared_expert_gate) shared_gate_ = parameters.projection("mlp.shared_expert_gate");

@@ -20,8 +20,7 @@ bool serves(AttentionKind kind, const AttentionInputKind& inputs) {
   if (kind == AttentionKind::kLibrary) {
     return !softcap && (dtype == at::kBFloat16 || dtype == at::kHalf) && !library::name(device).empty();
   }
-  return kind == AttentionKind::kMasked ||
-         (!window && !sinks && !softcap && fused::serves(dtype, head_dim));
+  return kind == AttentionKind::kMasked || (!window && !sinks && !softcap && fused::serves(dtype, head_dim));
 }
 
 }  // namespace
