@@ -9,9 +9,13 @@ Rates are per visible (query, key) pair and head: 4 d FLOPs forward, 10 d backwa
     flash, cudnn          ATen's causal attention on ONE sequence, as long as to have the same number of visible pairs: it
                           computes the same useful FLOPs without any tree, and is what a tree kernel is held against
     flex                  compiled FlexAttention with the tree's own mask (a block mask from subtree_end)
+    gather                with --libraries: keys and values gathered for the root path of every node, then FlashAttention of
+                          sequences of unequal length, as TRL's AsyncGRPO computes its prefix trees
 
     python3 bench/gpu_attention.py                          about two minutes; most important trees first
     python3 bench/gpu_attention.py --cases agent --kinds ampere --no-flex
+    python3 bench/gpu_attention.py --libraries              three trees: NVIDIA's, a real forest, a prompt with 16 answers. All
+                                                            sides, their share of dense FlashAttention, errors against float64
     python3 bench/gpu_attention.py --list                   the trees, without measuring
     python3 bench/gpu_attention.py --quick --device cpu     a few small trees, to try the script where there is no GPU
 
@@ -47,6 +51,8 @@ PASSES = ("forward", "backward")
 LARGEST_DIFFERENCE = 0.02  # of bfloat16 results of equal formulas; a wrong mask is far beyond it
 # That one side, with what it loads and compiles, takes at most the first time, before it counts as hung.
 FIRST_SECONDS, FLEX_SECONDS = 30, 75
+MOST_DENSE_MASK = 1 << 15  # tokens
+SAMPLED = 256  # queries whose results are compared with float64
 MOST_LOST = 6  # processes; then the rest is given up
 
 
@@ -119,6 +125,12 @@ def quick_cases():
     return [Case("chain 64", trees.chain(64), 4, 2, 64, flex=True),
             Case("star 40 + 3 x 8", trees.star(40, 3, 8), 4, 2, 64),
             Case("agent 96", trees.agent(96, 2, 12, 1), 4, 2, 64, flex=True)]  # fmt: skip
+
+
+def library_cases(quick):
+    heads, key_heads, dim = (4, 2, 16) if quick else (16, 4, 128)
+    return [Case(name, tree, 4 if name.startswith("NVIDIA") else heads, 4 if name.startswith("NVIDIA") else key_heads, dim, flex=True)
+            for name, tree in trees.published(quick).items()]  # fmt: skip
 
 
 # ---- Sides -------------------------------------------------------------------------------------------------
@@ -260,13 +272,82 @@ class Flex:
 
     def side(self, inputs, ends):
         tokens = len(ends)
-        mask = self.block_mask(tree_mask_mod(ends), None, None, tokens, tokens, device=str(ends.device))
+        compiled = {"_compile": True} if tokens > MOST_DENSE_MASK else {}  # a mask [T, T] would not fit
+        mask = self.block_mask(tree_mask_mod(ends), None, None, tokens, tokens, device=str(ends.device), **compiled)
         enable_gqa = inputs.q.shape[1] != inputs.k.shape[1]
 
         def call(q, k, v):
             return self.attention(q, k, v, block_mask=mask, scale=inputs.scale, enable_gqa=enable_gqa)
 
         return autograd_side(call, inputs, same_tree=True)
+
+
+def gather_side(inputs, tree):
+    """A query is one of its node's tokens, which are the last of the node's root path."""
+    import torch
+
+    begins = [0]
+    for length in tree.lengths:
+        begins.append(begins[-1] + length)
+    paths = [[token for node in trees.root_path(tree, node) for token in range(begins[node], begins[node + 1])]
+             for node in range(len(tree.lengths))]  # fmt: skip
+    device = inputs.q.device
+    index = torch.tensor([token for path in paths for token in path], device=device)
+    borders = [0]
+    for path in paths:
+        borders.append(borders[-1] + len(path))
+    group = inputs.q.shape[1] // inputs.k.shape[1]
+
+    def call(q, k, v):
+        q, k, v = (each.transpose(1, 2).squeeze(0) for each in (q, k, v))
+        k, v = (each.index_select(0, index).repeat_interleave(group, 1) for each in (k, v))
+        if device.type == "cuda":
+            from torch.nn.attention.varlen import varlen_attn
+
+            out = varlen_attn(q, k, v, *(torch.tensor(each, dtype=torch.int32, device=device) for each in (begins, borders)),
+                              max(tree.lengths), max(map(len, paths)), scale=inputs.scale, window_size=(-1, 0))  # fmt: skip
+            return out.transpose(0, 1).unsqueeze(0)
+        outs = []
+        for node, length in enumerate(tree.lengths):
+            keys = slice(borders[node], borders[node + 1])
+            mask = torch.ones(length, borders[node + 1] - borders[node], dtype=torch.bool).tril(len(paths[node]) - length)
+            outs.append(torch.nn.functional.scaled_dot_product_attention(
+                q[begins[node]:begins[node + 1]].transpose(0, 1), k[keys].transpose(0, 1), v[keys].transpose(0, 1),
+                attn_mask=mask, scale=inputs.scale))  # fmt: skip
+        return torch.cat(outs, 1).unsqueeze(0)
+
+    return autograd_side(call, inputs, same_tree=True)
+
+
+def exact_rows(inputs, ends):
+    """(queries, [out, dq] of them in float64), of some queries spread over the tree."""
+    import torch
+
+    tokens = len(ends)
+    rows = torch.linspace(0, tokens - 1, min(SAMPLED, tokens), device=ends.device).round().long().unique()
+    group = inputs.q.shape[1] // inputs.k.shape[1]
+    outs, grads = [], []
+    for head in range(inputs.q.shape[1]):
+        q, grad = inputs.q[rows, head].double(), inputs.grad[rows, head].double()
+        k, v = inputs.k[:, head // group].double(), inputs.v[:, head // group].double()
+        number = torch.arange(tokens, device=ends.device)
+        seen = (number[None, :] <= rows[:, None]) & (rows[:, None] < ends[None, :])
+        weights = (q @ k.t() * inputs.scale).masked_fill(~seen, -torch.inf).softmax(-1)
+        out, products = weights @ v, grad @ v.t()
+        outs.append(out)
+        grads.append((weights * (products - (grad * out).sum(-1, keepdim=True))) @ k * inputs.scale)
+    return rows, [torch.stack(outs, 1), torch.stack(grads, 1)]
+
+
+def errors_of(sides, inputs, ends):
+    """{side: {"forward": of the output, "backward": of dq}}, relative to float64."""
+    rows, exact = exact_rows(inputs, ends)
+    found = {}
+    for name, side in sides.items():
+        if side.results:
+            both = [relative_distance(mine[rows], right) for mine, right in zip(side.results(), exact)]
+            found[name] = dict(zip(PASSES, both))
+    return found
 
 
 # ---- Measuring ---------------------------------------------------------------------------------------------
@@ -295,12 +376,10 @@ def attempt(make, name, problems, args):
         return Side(side.forward, None, None) if side else None
 
 
-def sides_of(case, args, tell, flex, problems):
+def sides_of(case, args, tell, flex, problems, tree_inputs, ends):
     import torch
 
     dtype = getattr(torch, args.dtype)
-    tree_inputs = Inputs(case, case.tree.tokens, args.device, dtype, 0)
-    ends = torch.tensor(trees.subtree_end(case.tree), dtype=torch.int32, device=args.device)
     makers = {kind: lambda kind=kind: espalier_side(kind, tree_inputs, ends) for kind in args.kinds}
     dense_tokens = trees.causal_length(trees.visible_pairs(case.tree))
     dense_inputs = Inputs(case, dense_tokens, args.device, dtype, 1)
@@ -308,6 +387,8 @@ def sides_of(case, args, tell, flex, problems):
         makers[backend] = lambda backend=backend: dense_side(backend, dense_inputs, problems)
     if flex and (case.flex or args.flex_everywhere):
         makers["flex"] = lambda: flex.side(tree_inputs, ends)
+    if args.libraries:
+        makers["gather"] = lambda: gather_side(tree_inputs, case.tree)
     sides = {}
     for name, make in makers.items():
         if (name, case.head_dim) in args.without:
@@ -337,9 +418,13 @@ def differences(sides):
 
 def measure(case, args, tell, timer, flex, seconds, problems):
     """One record per pass."""
-    sides = sides_of(case, args, tell, flex, problems)
+    import torch
+
+    inputs = Inputs(case, case.tree.tokens, args.device, getattr(torch, args.dtype), 0)
+    ends = torch.tensor(trees.subtree_end(case.tree), dtype=torch.int32, device=args.device)
+    sides = sides_of(case, args, tell, flex, problems, inputs, ends)
     tell.doing("comparison", FIRST_SECONDS)
-    by_side = differences(sides)
+    by_side, errors = differences(sides), errors_of(sides, inputs, ends) if args.libraries else {}
     pairs = trees.visible_pairs(case.tree)
     flops = dict(zip(PASSES, trees.attention_flops(pairs, case.heads, case.head_dim)))
     records = []
@@ -350,7 +435,7 @@ def measure(case, args, tell, timer, flex, seconds, problems):
         records.append({
             "tree": case.name, "heads": case.heads, "key_heads": case.key_heads, "head_dim": case.head_dim,
             "tokens": case.tree.tokens, "nodes": len(case.tree.lengths), "pairs": pairs, "pass": name,
-            "flops": flops[name], "difference": max(by_side.values(), default=None), "differences": by_side,
+            "flops": flops[name], "errors": {side: each[name] for side, each in errors.items()}, "difference": max(by_side.values(), default=None), "differences": by_side,
             "milliseconds": times,
             "tflops": {side: flops[name] / time[0] / 1e9 for side, time in times.items()},
         })  # fmt: skip
@@ -419,6 +504,19 @@ def report(records, args):
     return markdown(headers, rows)
 
 
+def report_by_side(records):
+    """A row for each side of each tree and pass."""
+    headers = ["tree ", "heads x d ", "pass ", "side ", "ms", "TFLOP/s", "of dense flash", "error"]
+    rows = []
+    for record in records:
+        for side, milliseconds in record["milliseconds"].items():
+            error = record["errors"].get(side)
+            rows.append([record["tree"], f"{record['heads']}/{record['key_heads']} x {record['head_dim']}", record["pass"], side,
+                         "{:.3f} ({:.3f}..{:.3f})".format(*milliseconds), rate(record, side), ratio(record, side, "flash"),
+                         "-" if error is None else f"{error:.2e}"])  # fmt: skip
+    return markdown(headers, rows)
+
+
 def parse(argv):
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
@@ -436,6 +534,7 @@ def parse(argv):
     add("--case-seconds", type=float, default=1.5, metavar="S", help="for the rounds of one tree (default: %(default)s)")
     add("--ops", type=Path, default=REPOSITORY / "build/release/src/espalier/ops/libespalier_ops.so", metavar="FILE",
         help="the library with the operators (default: that of build/release)")  # fmt: skip
+    add("--libraries", action="store_true", help="the three trees on which libraries are compared, with all sides")
     add("--apart", action="store_true", help="in a process of its own on the CPU too")
     add("--quick", action="store_true", help="a few small trees")
     add("--list", action="store_true", help="print the trees and stop")
@@ -446,7 +545,8 @@ def parse(argv):
 
 
 def chosen_cases(args):
-    found = [case for case in (quick_cases() if args.quick else cases()) if args.cases in case.name]
+    every = library_cases(args.quick) if args.libraries else quick_cases() if args.quick else cases()
+    found = [case for case in every if args.cases in case.name]
     if args.flex_everywhere:  # those that are there once more for FlexAttention alone are the same then
         found = list({(case.name, case.shape): case for case in found}.values())
     return found
@@ -497,7 +597,7 @@ class Run:
         self.problems[f"{lost.doing}, {case.name}, d {case.head_dim}: {lost.why}"] = None
         say(list(self.problems)[-1])
         self.lost.append(lost.doing)
-        if lost.doing not in [*self.args.kinds, *self.args.dense, "flex"]:
+        if lost.doing not in [*self.args.kinds, *self.args.dense, "flex", "gather"]:
             self.next += 1
         dims = {each.head_dim for each in self.cases} if self.lost.count(lost.doing) > 1 else {case.head_dim}
         self.args.without |= {(lost.doing, dim) for dim in dims}
@@ -529,7 +629,7 @@ class Run:
 
     def text(self):
         text = (f"{hardware(self.args.device)}, {self.args.dtype}, commit {commit()}. TFLOP/s: median (low..high).\n\n"
-                f"{report(self.records, self.args)}")  # fmt: skip
+                f"{report_by_side(self.records) if self.args.libraries else report(self.records, self.args)}")  # fmt: skip
         text += "".join(f"\nNot measured: {problem}\n" for problem in self.problems) + left_out_note(self.left_out)
         if self.worst() > LARGEST_DIFFERENCE:
             sides = {side for r in self.records for side, d in r["differences"].items() if d > LARGEST_DIFFERENCE}

@@ -12,6 +12,10 @@
 #                    is left are marked "left out", and can be run by another call with --stages
 #   --stages LIST    comma-separated, of:
 #                      build        CMake and ninja into build/gpu, for the GPU of this machine
+#                      libraries    bench/gpu_attention.py --libraries: cuDNN, ours, FlexAttention and TRL's gather on three trees,
+#                                   with errors against float64 and shares of dense FlashAttention
+#                      waves        bench/gpu_waves.py: flash-linear-attention in waves beside the composed form, on those trees.
+#                                   Libraries are those of that Python; PYTHONPATH may add a folder of them
 #                      qualify      bench/gpu_qualify.py: which kernels are right here. What fails is named and not measured
 #                      tests        GoogleTest programs, restricted to tests that need a GPU; 1,000 random forests
 #                      verify       espalier verify --device cuda: dtypes x strategies; equal bits of two runs
@@ -45,7 +49,7 @@ set -euo pipefail
 called_from=$PWD
 cd "$(dirname "$0")/.."
 
-all_stages=build,qualify,tests,verify,sanitizer,attention,step,step4b,head,recurrent,step4b_rest,attention_flex
+all_stages=build,libraries,waves,qualify,tests,verify,sanitizer,attention,step,step4b,head,recurrent,step4b_rest,attention_flex
 stages=$all_stages
 seconds=570
 jobs=$(nproc)
@@ -218,9 +222,14 @@ stage() {
       fi
       ;;
     qualify)
-      run qualify 200 env -u ESPALIER_ATTENTION -u ESPALIER_ELEMENTWISE -u ESPALIER_HEAD "$python" bench/gpu_qualify.py \
+      run qualify 200 env -u ESPALIER_ATTENTION -u ESPALIER_HEAD "$python" bench/gpu_qualify.py \
         --espalier "$build/src/espalier/cli/espalier" --seconds @S --failed "$work/qualify.failed" "${output[@]}"
       ;;
+    libraries)
+      run libraries 240 "$python" bench/gpu_attention.py --libraries --ops "$ops" --kinds "${kinds:-library,ampere}" --case-seconds 3 \
+        --seconds @S "${output[@]}"
+      ;;
+    waves) run waves 90 "$python" bench/gpu_waves.py --ops "$ops" --seconds @S "${output[@]}" ;;
     tests) run tests 120 "${checks[@]}" --parts tests "${output[@]}" ;;
     verify) run verify 90 "${checks[@]}" --parts verify,determinism --parallel 4 "${output[@]}" ;;
     attention)

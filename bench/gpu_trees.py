@@ -148,6 +148,39 @@ def rollouts(tokens, ratio):
     return Tree(parents, lengths)
 
 
+def binary(tokens, depth, seed):
+    """NVIDIA's `tree_dfs` (cudnn-frontend, benchmark/flex_attention): a complete binary tree of nodes of equal size +-20 %. Their
+    `tree_bfs` is the same tree with its nodes in another order; forests stand in preorder, so both are one here."""
+    rng = random.Random(seed)
+    nodes = 2**depth - 1
+    lengths = [round(tokens / nodes * rng.uniform(0.8, 1.2)) for _ in range(nodes)]
+    lengths[0] = max(1, lengths[0] + tokens - sum(lengths))
+    return in_preorder(Tree([(node - 1) // 2 if node else -1 for node in range(nodes)], lengths))
+
+
+# 43 turns of eight conversations with an airline's agent (examples/tau_airline_part.jsonl, tokens of SmolLM2): 76,316 flat tokens.
+AIRLINE = Tree([-1, 0, 1, 1, 3, 3, 0, 6, 7, 8, 8, 7, 6, 0],
+               [1347, 2, 802, 9, 313, 762, 2, 3, 4, 1091, 261, 790, 688, 1056])  # fmt: skip
+
+
+def published(quick=False):
+    """{name: tree} of the comparison of libraries: NVIDIA's, a real forest, and a real prompt with 16 answers."""
+    if quick:
+        return {"binary 96": binary(96, 3, 0), "airline / 64": Tree(AIRLINE.parents, [1 + n // 64 for n in AIRLINE.lengths]),
+                "prompt 24 + 16 x 4": star(24, 16, 4)}  # fmt: skip
+    return {"NVIDIA's tree 128k": binary(128 * 1024, 7, 0), "airline 7k": AIRLINE, "prompt 1,438 + 16 x 256": star(1438, 16, 256)}
+
+
+def previous(tree):
+    """By token: the token before it on its path, -1 at the beginning, as recurrences take it."""
+    before, last, begin = [], [], 0
+    for parent, length in zip(tree.parents, tree.lengths):
+        before += [last[parent] if parent >= 0 else -1, *range(begin, begin + length - 1)]
+        begin += length
+        last.append(begin - 1)
+    return before
+
+
 # ---- Work --------------------------------------------------------------------------------------------------
 
 

@@ -48,7 +48,7 @@ install() {  # ENVIRONMENT WHEEL...
   shift
   "$python" -m venv --clear --without-pip "$environment"
   if [[ -n ${ESPALIER_INDEX:-} ]]; then
-    "$python" -m pip --python "$environment/bin/python" install --quiet --find-links "$dist" "$@" 'transformers>=5.23,<5.25'
+    "$python" -m pip --python "$environment/bin/python" install --quiet --find-links "$dist" "$@" 'transformers>=5.5.4,<5.25'
   else
     "$python" -m pip --python "$environment/bin/python" install --quiet --disable-pip-version-check --no-deps --no-index "$@"
     "$python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))' >"$(echo "$environment"/lib/python*/site-packages)/environment.pth"

@@ -24,13 +24,13 @@ def _sum_dtype(dtype):
 
 @_fake("tree_attention")
 def _(q, k, v, subtree_end, softmax_scale, context_k, context_v, context_blocks, sliding_window=0, position=None,
-      context_positions=None, sinks=None):  # fmt: skip
-    return _like(q), q.new_empty(q.shape[:2], dtype=_sum_dtype(q.dtype)).t()
+      context_positions=None, sinks=None, softcap=0.0):  # fmt: skip
+    return q.new_empty((*q.shape[:2], v.shape[2])), q.new_empty(q.shape[:2], dtype=_sum_dtype(q.dtype)).t()
 
 
 @_fake("tree_attention_backward")
 def _(grad_out, q, k, v, subtree_end, out, lse, softmax_scale, context_k, context_v, context_blocks, sliding_window=0,
-      position=None, context_positions=None):  # fmt: skip
+      position=None, context_positions=None, softcap=0.0):  # fmt: skip
     return _like(q), _like(k), _like(v), [_like(each) for each in context_k], [_like(each) for each in context_v]
 
 

@@ -9,6 +9,7 @@ tree_attention finds. What it does not serve, the next implementation computes.
 import functools
 import importlib.metadata
 import importlib.util
+import os
 import warnings
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -89,17 +90,28 @@ def _is_served(device: int) -> bool:
     return torch.cuda.get_device_capability(device) in CAPABILITIES
 
 
-def _served(query: Tensor, seen: Visibility) -> _Mask | None:
+def _served(query: Tensor, softcap: float, seen: Visibility) -> _Mask | None:
     """The mask, where the library computes this; None where it does not. A forest of too many intervals is told once."""
-    if not len(query) or query.shape[2] % 8 or (query.shape[2] > 128 and query.shape[2] != 256):
+    if softcap or not len(query) or query.shape[2] % 8 or (query.shape[2] > 128 and query.shape[2] != 256):
         return None
     if query.device.type != "cpu" and query.dtype not in _DTYPES:
+        return None
+    if not seen.sliding_window and _is_left_to_ours(query.device):
         return None
     mask = _mask_of(seen)
     if mask.bounds.shape[1] > MOST_BOUNDS:
         _warn_of_many_intervals(MOST_BOUNDS // 2)
         return None
     return mask
+
+
+def _is_left_to_ours(device: torch.device) -> bool:
+    """Whether our own kernels were faster when both were timed on this GPU, and nothing names the library."""
+    if device.type != "cuda" or os.environ.get("ESPALIER_ATTENTION"):
+        return False
+    from . import kernel_checks
+
+    return kernel_checks.is_ours_faster(device.index)
 
 
 @functools.cache
@@ -128,9 +140,9 @@ def _scattered(gradient: Tensor, own: Tensor, context: Sequence[Tensor], blocks:
 def tree_attention(q: Tensor, k: Tensor, v: Tensor, subtree_end: Tensor, softmax_scale: float, context_k: Sequence[Tensor],
                    context_v: Sequence[Tensor], context_blocks: Tensor, sliding_window: int = 0,
                    position: Tensor | None = None, context_positions: Tensor | None = None,
-                   sinks: Tensor | None = None) -> list[Tensor]:  # fmt: skip
+                   sinks: Tensor | None = None, softcap: float = 0.0) -> list[Tensor]:  # fmt: skip
     """[out [T, H, D], lse [H, T]] of espalier::tree_attention; empty where the library does not serve."""
-    mask = _served(q, Visibility(subtree_end, context_blocks, sliding_window, position, context_positions))
+    mask = _served(q, softcap, Visibility(subtree_end, context_blocks, sliding_window, position, context_positions))
     if mask is None:
         return []
     query = q.unsqueeze(0).contiguous()
@@ -149,11 +161,11 @@ def tree_attention(q: Tensor, k: Tensor, v: Tensor, subtree_end: Tensor, softmax
 def tree_attention_backward(grad_out: Tensor, q: Tensor, k: Tensor, v: Tensor, subtree_end: Tensor, out: Tensor, lse: Tensor,
                             softmax_scale: float, context_k: Sequence[Tensor], context_v: Sequence[Tensor],
                             context_blocks: Tensor, sliding_window: int = 0, position: Tensor | None = None,
-                            context_positions: Tensor | None = None) -> list[Tensor]:  # fmt: skip
+                            context_positions: Tensor | None = None, softcap: float = 0.0) -> list[Tensor]:  # fmt: skip
     """[grad_q, grad_k, grad_v, *grad_context_k, *grad_context_v] of espalier::tree_attention_backward; empty where the
     library does not serve. With sinks, `out` and `lse` have them; the weights exp(S - lse) and the sum of grad_out * out are
     right as they are."""
-    mask = _served(q, Visibility(subtree_end, context_blocks, sliding_window, position, context_positions))
+    mask = _served(q, softcap, Visibility(subtree_end, context_blocks, sliding_window, position, context_positions))
     if mask is None:
         return []
     query = q.unsqueeze(0).contiguous()

@@ -32,7 +32,7 @@ __all__ = ["causal_conv1d", "causal_conv1d_tails", "edge_logprobs", "gated_delta
            "tree_attention"]  # fmt: skip
 
 _NAME = "libespalier_ops.so"
-_SCHEMAS = 2  # the version of the operators' schemas, as src/espalier/ops/register.cpp has it
+_SCHEMAS = 3  # the version of the operators' schemas, as src/espalier/ops/register.cpp has it
 _BUILT_FOR = re.compile(rb"ESPALIER_OPS_TORCH=(\d+\.\d+)[^;]*;ESPALIER_OPS_SCHEMAS=(\d+);")
 
 
@@ -108,13 +108,15 @@ def _load() -> None:
         except OSError as error:
             raise ImportError(f"espalier.ops: {path} cannot be loaded: {error}") from error
     from . import fake_kernels  # noqa: F401
-    from . import library_attention
+    from . import library_attention, library_recurrences
 
     if torch.version.cuda and (name := library_attention.installed()):
-        _registered.append(library_attention.register(name))
+        _registered["attention"] = library_attention.register(name)
+    if torch.version.cuda and library_recurrences.installed():
+        _registered["recurrences"] = library_recurrences.register()
 
 
-_registered: list[torch.library.Library] = []  # what Python implements
+_registered: dict[str, torch.library.Library] = {}  # what Python implements
 
 
 def _tokens(ends: Tensor | None) -> Tensor:
@@ -128,7 +130,7 @@ _ops = torch.ops.espalier
 def tree_attention(q: Tensor, k: Tensor, v: Tensor, subtree_end: Tensor, *, softmax_scale: float | None = None,
                    context_k: Sequence[Tensor] = (), context_v: Sequence[Tensor] = (), context_blocks: Tensor | None = None,
                    sliding_window: int = 0, position: Tensor | None = None, context_positions: Tensor | None = None,
-                   sinks: Tensor | None = None) -> Tensor:  # fmt: skip
+                   sinks: Tensor | None = None, softcap: float | None = None) -> Tensor:  # fmt: skip
     """Attention in which token j sees token i where `i <= j < subtree_end[i]`, and the context.
 
     Differentiable in q, k, v, context_k, context_v and sinks. float16 on GPUs too.
@@ -136,20 +138,21 @@ def tree_attention(q: Tensor, k: Tensor, v: Tensor, subtree_end: Tensor, *, soft
     Args:
         q: [T, H, D].
         k: [T, K, D], H a multiple of K.
-        v: [T, K, D].
+        v: [T, K, E].
         subtree_end: [T] int32.
         softmax_scale: Default: D ** -0.5.
         context_k: List of [S, K, D]: keys of tokens before the forest.
-        context_v: List of [S, K, D]: their values.
+        context_v: List of [S, K, E]: their values.
         context_blocks: [P, 5] int64 on the CPU: rows of (segment, key_begin, key_end, query_begin, query_end), who sees them.
         sliding_window: 0 for none, else tokens see ancestors less than so many positions away; position and context_positions
             are needed then.
         position: [T] int32.
         context_positions: [P] int64 on the CPU: of each block's first key.
         sinks: [H]: logits that take part in the denominator alone, in the dtype of q or of sums.
+        softcap: Logits z of keys become softcap * tanh(z / softcap); None: as they are.
 
     Returns:
-        [T, H, D], in the dtype of q.
+        [T, H, E], in the dtype of q.
 
     Raises:
         RuntimeError: Shapes, dtypes or devices do not fit.
@@ -168,7 +171,8 @@ def tree_attention(q: Tensor, k: Tensor, v: Tensor, subtree_end: Tensor, *, soft
     if context_blocks is None:
         context_blocks = torch.empty((0, 5), dtype=torch.int64)
     return _ops.tree_attention(q, k, v, subtree_end, softmax_scale, list(context_k), list(context_v), context_blocks,
-                               sliding_window, position, context_positions, sinks)[0]  # fmt: skip
+                               sliding_window, position, context_positions, sinks,
+                               0.0 if softcap is None else softcap)[0]  # fmt: skip
 
 
 @overload

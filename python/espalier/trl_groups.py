@@ -18,7 +18,7 @@ _keeps_groups: contextvars.ContextVar[bool] = contextvars.ContextVar("espalier_k
 
 
 def splits_generations(trainer: Any) -> bool:
-    """Whether `trainer` shuffles and cuts generation batches as TRL 1.16 does."""
+    """Whether `trainer` shuffles and cuts generation batches as TRL 1.12 to 1.16 do."""
     return hasattr(trainer, "_prepare_inputs") and any(SHUFFLE in names for names in _namespaces(trainer))
 
 

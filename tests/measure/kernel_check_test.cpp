@@ -2,12 +2,9 @@
 // What follows from verdicts on kernels: what is used, and what is said.
 #include "espalier/measure/kernel_check.h"
 
-#include <ATen/ATen.h>
-#include <ATen/core/dispatch/Dispatcher.h>
 #include <gtest/gtest.h>
 
 #include "espalier/ops/attention/cuda.h"
-#include "espalier/ops/elementwise/composed.h"
 #include "tests/environment_variable.h"
 
 namespace espalier::testing {
@@ -45,57 +42,36 @@ TEST(KernelCheck, WhatFailedIsNamedOnceWithTheCommandThatShowsIt) {
 }
 
 TEST(KernelCheck, WhatHasASecondFormFallsBackToItAndTheRestIsNotTrusted) {
-  const ProvenKernels all = proven_kernels(
-      {passed("elementwise"), passed("head"), passed("distribution"), passed("products")}, "GPU", 0);
-  EXPECT_TRUE(all.kernels.elementwise && all.kernels.head && all.kernels.attention.empty());
+  const ProvenKernels all =
+      proven_kernels({passed("head"), passed("distribution"), passed("products")}, "GPU", 0);
+  EXPECT_TRUE(all.kernels.head && all.kernels.attention.empty());
   EXPECT_EQ(all.warning, "");
-  const ProvenKernels some = proven_kernels(
-      {passed("masked"), failed("elementwise", "off"), failed("head", "NaN"), failed("products", "TF32")},
-      "GPU", 2);
-  EXPECT_FALSE(some.kernels.elementwise || some.kernels.head);
+  const ProvenKernels some =
+      proven_kernels({passed("masked"), failed("head", "NaN"), failed("products", "TF32")}, "GPU", 2);
+  EXPECT_FALSE(some.kernels.head);
   EXPECT_EQ(
       some.warning,
-      "warning: kernels of `elementwise` are not used on GPU, operators of LibTorch are: off (shown by "
-      "`espalier device --check elementwise --device cuda:2`); kernels of `head` are not used on GPU, "
-      "operators of LibTorch are: NaN (shown by `espalier device --check head --device cuda:2`); `products` "
-      "cannot be trusted on GPU, and nothing stands in for it: TF32 (shown by `espalier device --check "
+      "warning: kernels of `head` are not used on GPU, operators of LibTorch are: NaN (shown by `espalier "
+      "device --check head --device cuda:2`); `products` cannot be trusted on GPU, and nothing stands in for "
+      "it: TF32 (shown by `espalier device --check "
       "products --device cuda:2`)");
 }
 
 TEST(KernelCheck, WhatCouldNotBeCheckedStaysAsItIsWithoutACheck) {
   std::vector<qualify::Verdict> verdicts;
-  for (const char* family : {"library", "ampere", "masked", "elementwise", "products"}) {
+  for (const char* family : {"library", "ampere", "masked", "head", "products"}) {
     verdicts.push_back(failed(family, "its check exited with status 1"));
     verdicts.back().lasting = false;
   }
   const ProvenKernels proven = proven_kernels(verdicts, "GPU", 0);
   EXPECT_EQ(proven.kernels.attention,
             (std::vector{AttentionKind::kLibrary, AttentionKind::kAmpere, AttentionKind::kMasked}));
-  EXPECT_TRUE(proven.kernels.elementwise);
-  EXPECT_NE(proven.warning.find(
-                "`library`, `ampere`, `masked`, `elementwise`, `products` could not be checked on GPU: "
-                "its check exited with status 1 (shown by `espalier device --check library "),
-            std::string::npos)
+  EXPECT_TRUE(proven.kernels.head);
+  EXPECT_NE(
+      proven.warning.find("`library`, `ampere`, `masked`, `head`, `products` could not be checked on GPU: "
+                          "its check exited with status 1 (shown by `espalier device --check library "),
+      std::string::npos)
       << proven.warning;
-}
-
-// Operators of CUDA that are told to leave our kernels alone compute on any device: here on the CPU's
-// tensors.
-TEST(KernelCheck, WithoutOurKernelsTheElementwiseOperatorsAreComposed) {
-  using Product = at::Tensor(const at::Tensor&, const at::Tensor&);
-  const auto op = c10::Dispatcher::singleton().findSchemaOrThrow("espalier::swiglu", "").typed<Product>();
-  const at::Tensor gate = at::randn({5, 7}), up = at::randn({5, 7});
-  const c10::DispatchKeySet cuda(c10::DispatchKey::CUDA);
-  const ForcedVariable unset("ESPALIER_ELEMENTWISE", nullptr);
-  {
-    KernelChoice without = kernel_choice();
-    without.cuda.elementwise = false;
-    const KernelScope scope(without);
-    EXPECT_TRUE(op.redispatch(cuda, gate, up).equal(composed::swiglu(gate, up)));
-  }
-  EXPECT_TRUE(cuda_kernels().elementwise);
-  const ForcedVariable named("ESPALIER_ELEMENTWISE", "composed");
-  EXPECT_TRUE(op.redispatch(cuda, gate, up).equal(composed::swiglu(gate, up)));
 }
 
 TEST(KernelCheck, AttentionIsChosenAmongWhatIsProven) {

@@ -23,13 +23,12 @@ constexpr ProductChoice kUpcast{Float32Products::kLibrary, Bfloat16Products::kUp
 
 TEST(KernelChoice, OutsideOfAnyScopeIsWhatTheEnvironmentSaysAtTheTime) {
   const ForcedVariable bfloat16("ESPALIER_BF16_PRODUCTS", "native"), cpu("ESPALIER_CPU", "default"),
-      attention("ESPALIER_ATTENTION", "masked"), head("ESPALIER_HEAD", "composed"),
-      elementwise("ESPALIER_ELEMENTWISE", "kernels");
+      attention("ESPALIER_ATTENTION", "masked"), head("ESPALIER_HEAD", "composed");
   const KernelChoice choice = kernel_choice();
   EXPECT_EQ(choice.products.bfloat16, Bfloat16Products::kNative);
   EXPECT_EQ(choice.instruction_set, InstructionSet::kDefault);
   EXPECT_EQ(choice.cuda.named_attention, AttentionKind::kMasked);
-  EXPECT_TRUE(choice.cuda.elementwise && !choice.cuda.head);
+  EXPECT_FALSE(choice.cuda.head);
   const ForcedVariable other("ESPALIER_BF16_PRODUCTS", "upcast");
   EXPECT_EQ(product_choice().bfloat16, Bfloat16Products::kUpcast);
   const ForcedVariable wrong("ESPALIER_HEAD", "ours");
@@ -61,16 +60,16 @@ TEST(KernelChoice, OfAScopeHoldsWhateverTheEnvironmentSaysLater) {
 }
 
 TEST(KernelChoice, DefaultKernelsAreThoseOutsideOfScopes) {
-  const ForcedVariable unset("ESPALIER_ELEMENTWISE", nullptr);
+  const ForcedVariable unset("ESPALIER_HEAD", nullptr);
   const KernelChoice before = kernel_choice();
-  set_default_cuda_kernels({.elementwise = false});
-  EXPECT_FALSE(cuda_kernels().elementwise);
+  set_default_cuda_kernels({.head = false});
+  EXPECT_FALSE(cuda_kernels().head);
   {
     const KernelScope scope(before);
-    EXPECT_TRUE(cuda_kernels().elementwise);
+    EXPECT_TRUE(cuda_kernels().head);
   }
   set_default_cuda_kernels({});
-  EXPECT_TRUE(cuda_kernels().elementwise);
+  EXPECT_TRUE(cuda_kernels().head);
 }
 
 TEST(KernelChoice, OfThreadsDoNotDisturbEachOther) {

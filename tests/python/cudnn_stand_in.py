@@ -84,9 +84,9 @@ class StandIn:
 
 
 @contextlib.contextmanager
-def installed(monkeypatch: pytest.MonkeyPatch) -> Iterator[StandIn]:
-    """Inside, tree_attention on the CPU is computed by a stand-in where that serves."""
-    stand_in = StandIn()
+def installed(monkeypatch: pytest.MonkeyPatch, library: StandIn | None = None) -> Iterator[StandIn]:
+    """Inside, tree_attention on the CPU is computed by a stand-in, or by `library`, where that serves."""
+    stand_in = library or StandIn()
     package, flex, execution = (types.ModuleType(name) for name in
                                 ("cudnn", "cudnn.flex_attention", "cudnn.flex_attention.execution"))  # fmt: skip
     package.flex_attention, flex.execution = flex, execution

@@ -62,7 +62,7 @@ def script(name, *arguments, **environment):
     return subprocess.run(list(map(str, command)), capture_output=True, text=True, env={**os.environ, **environment})
 
 
-@pytest.mark.parametrize("name", ["gpu_attention.py", "gpu_head.py", "gpu_recurrent.py", "gpu_step.py", "gpu_checks.py",
+@pytest.mark.parametrize("name", ["gpu_attention.py", "gpu_head.py", "gpu_recurrent.py", "gpu_waves.py", "gpu_step.py", "gpu_checks.py",
                                   "gpu_qualify.py", "gpu_summary.py", "gpu_bundle.py"])  # fmt: skip
 def test_help_teaches(name):
     done = script(name, "--help")
@@ -99,6 +99,46 @@ def test_recurrences_that_disagree_fail(monkeypatch, capsys):
     monkeypatch.setattr(gpu_recurrent.Problem, "in_float32", lambda self, prev: 1.05 * exact(self, prev))
     assert gpu_recurrent.main(["--quick", "--device", "cpu"]) == 1
     assert "FAILED: espalier and what it is compared with differ" in capsys.readouterr().out
+
+
+def test_libraries_on_the_cpu(tmp_path):
+    """All sides that a CPU has, on small trees of the same shapes."""
+    done = script("gpu_attention.py", "--libraries", "--quick", "--device", "cpu", "--dtype", "float64", "--no-flex", "--kinds", "masked",
+                  "--case-seconds", 0.01, "--json", tmp_path / "t.json", OMP_NUM_THREADS="1")  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    records = json.loads((tmp_path / "t.json").read_text())["records"]
+    assert len(records) == 6 and len(gpu_summary.attention_lines({"records": records, "not_measured": []})) == 3
+    for record in records:
+        assert record["errors"].keys() == {"masked", "gather"} and record["difference"] < 1e-12
+        assert max(record["errors"].values()) < 1e-12 and "flash" in record["tflops"]
+    names = {line.split("|")[4].strip() for line in done.stdout.splitlines() if line.startswith("| ")}
+    assert names == {"side", "masked", "gather", "flash"}
+
+
+def test_errors_are_those_of_sampled_rows():
+    """Negative control: one query that is off is seen; float64 is exact."""
+    import torch
+
+    case = gpu_attention.library_cases(quick=True)[1]
+    inputs = gpu_attention.Inputs(case, case.tree.tokens, "cpu", torch.float64, 0)
+    ends = torch.tensor(trees.subtree_end(case.tree), dtype=torch.int32)
+    side = gpu_attention.gather_side(inputs, case.tree)
+    assert max(gpu_attention.errors_of({"a": side}, inputs, ends)["a"].values()) < 1e-12
+    inputs.q[7] += 1e-3
+    assert min(gpu_attention.errors_of({"a": side}, inputs, ends)["a"].values()) > 1e-6
+
+
+def test_waves_on_the_cpu(tmp_path, monkeypatch):
+    """Both forms, by a stand-in for the library."""
+    import gpu_waves
+    from fla_stand_in import installed
+
+    with installed(monkeypatch):
+        assert gpu_waves.main(["--quick", "--device", "cpu", "--dtype", "float64", "--json", str(tmp_path / "t.json")], stand_in=True) == 0
+    records = json.loads((tmp_path / "t.json").read_text())["records"]
+    assert [record["waves"] for record in records] == [3, 3, 5, 5, 2, 2] and len(gpu_summary.recurrent_lines({"records": records, "failures": []})) == 6
+    for record in records:
+        assert record["milliseconds"].keys() == {"composed", "waves", "flat"} and max(record["errors"].values()) < 1e-12
 
 
 def test_flex_everywhere_has_every_tree_once():
@@ -490,7 +530,7 @@ def test_folders_and_architectures(tmp_path):
 def test_dry_run_prints_every_stage():
     done = suite("--dry-run")
     assert done.returncode == 0, done.stderr
-    for stage in ("qualify", "tests", "verify", "attention", "step", "step4b", "head", "sanitizer", "step4b_rest", "attention_flex"):  # fmt: skip
+    for stage in ("libraries", "waves", "qualify", "tests", "verify", "attention", "step", "step4b", "head", "sanitizer", "step4b_rest", "attention_flex"):  # fmt: skip
         assert f"[{stage}, " in done.stdout
     assert "CMAKE_CUDA_ARCHITECTURES" in done.stdout and "@S" not in done.stdout
     assert [line.split(",")[0] for line in suite("--dry-run", "--stages", "head,step").stdout.splitlines()] == ["[step", "[head"]

@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM
 import espalier
 from conftest import seed_of
 from espalier.errors import Unsupported
-from espalier.hf import attention, dense_attention, older_mixers, patch, patching, proof, told, unpatch
+from espalier.hf import attention, older_mixers, patch, patching, proof, told, unpatch
 from espalier.hf.asked_attention import Attention, Chunks
 from espalier.hf.float64 import InFloat64
 from espalier.hf.run import TreeRun
@@ -141,9 +141,8 @@ def asked_with(run, value_width=8, with_sinks=False, **options):
 @pytest.mark.parametrize("backend", ["espalier", "sdpa"])
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("seed", range(3))
-def test_attention(case, backend, seed, monkeypatch):
-    """Every form against a mask [T, T], with blocks of queries that end inside of branches."""
-    monkeypatch.setattr(dense_attention, "_QUERIES", 5)
+def test_attention(case, backend, seed):
+    """Every form against a mask [T, T]."""
     torch.manual_seed(seed_of(seed))
     rows = random_rows(seed)
     print(f"rows {rows}")
@@ -215,8 +214,8 @@ def test_context_of_other_chunks(monkeypatch):
 
 def test_a_softcap_that_is_left_out(monkeypatch):
     """Negative control."""
-    weighted = dense_attention._weighted
-    monkeypatch.setattr(dense_attention, "_weighted", lambda asked, *rest: weighted(asked._replace(softcap=1e9), *rest))
+    by_espalier = attention._by_espalier
+    monkeypatch.setitem(attention._BY_BACKEND, "espalier", lambda run, asked: by_espalier(run, asked._replace(softcap=0.0)))
     assert min(wrong("gemma2", random_rows(2))) > 1e-4
 
 

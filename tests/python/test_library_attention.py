@@ -83,11 +83,16 @@ def problem(seed, *, window=0, sinks=False, context=False):
 
 def results(arguments):
     """The output and the gradients of all that has any."""
+    return results_of_leaves(arguments, [ops.tree_attention(**arguments)])
+
+
+def results_of_leaves(arguments, outs):
+    """What an operator has given for `arguments`, and the gradients of all that has any."""
     leaves = [each for value in arguments.values() for each in (value if isinstance(value, list) else [value])
               if isinstance(each, torch.Tensor) and each.requires_grad]  # fmt: skip
-    out = ops.tree_attention(**arguments)
     torch.manual_seed(seed_of(0))
-    return [out.detach(), *torch.autograd.grad((out * torch.randn(out.shape, dtype=out.dtype)).sum(), leaves)]
+    total = sum((out * torch.randn(out.shape, dtype=out.dtype)).sum() for out in outs)
+    return [*(out.detach() for out in outs), *torch.autograd.grad(total, leaves)]
 
 
 def worst(ours, theirs):

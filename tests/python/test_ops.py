@@ -42,17 +42,17 @@ class Random:
 
 
 def attention_samples(n, back):
-    q, k, v = n(T, H, D), n(T, K, D), n(T, K, D)
+    q, k, v = n(T, H, D), n(T, K, D), n(T, K, 2)
     ends, no_blocks = ints(SUBTREE_END, torch.int32), torch.empty((0, 5), dtype=torch.int64)
     position = ints([0, 1, 2, 3, 2, 3, 4], torch.int32)
-    context = ([n(3, K, D)], [n(3, K, D)], ints([[0, 0, 3, 0, 7]]))
+    context = ([n(3, K, D)], [n(3, K, 2)], ints([[0, 0, 3, 0, 7]]))
     if not back:
         yield q, k, v, ends, 0.5, [], [], no_blocks
-        yield q, k, v, ends, 0.5, *context, 3, position + 3, ints([0]), n(H)
+        yield q, k, v, ends, 0.5, *context, 3, position + 3, ints([0]), n(H), 0.7
         return
-    for rest in [([], [], no_blocks), (*context, 3, position + 3, ints([0]))]:
-        out, lse = torch.ops.espalier.tree_attention(q, k, v, ends, 0.5, *rest)
-        yield n(T, H, D), q, k, v, ends, out, lse, 0.5, *rest
+    for rest, softcap in [(([], [], no_blocks, 0, None, None), 0.0), ((*context, 3, position + 3, ints([0])), 0.7)]:
+        out, lse = torch.ops.espalier.tree_attention(q, k, v, ends, 0.5, *rest, softcap=softcap)
+        yield n(T, H, 2), q, k, v, ends, out, lse, 0.5, *rest, softcap
 
 
 def edge_samples(n, back):
@@ -311,7 +311,7 @@ def test_export_takes_other_sizes():
 
 def test_tree_attention_is_dense_attention_with_the_mask_of_the_tree():
     n = Random(3)
-    q, k, v = n(T, H, D), n(T, K, D), n(T, K, D)
+    q, k, v = n(T, H, D), n(T, K, D), n(T, K, 2)
     end, token = ints(SUBTREE_END), torch.arange(T)
     sees = (token[:, None] >= token) & (token[:, None] < end)
     dense = torch.nn.functional.scaled_dot_product_attention(
@@ -429,7 +429,7 @@ def test_a_library_with_other_schemas_is_refused_before_it_is_loaded(monkeypatch
     data = ops._library().read_bytes()
     assert data.count(SCHEMAS_TEXT) == 1
     other.write_bytes(data.replace(SCHEMAS_TEXT, b"ESPALIER_OPS_SCHEMAS=0;"))
-    with pytest.raises(ImportError, match="schemas in version 2, received .*other.so, with version 0; build Espalier again"):
+    with pytest.raises(ImportError, match="schemas in version 3, received .*other.so, with version 0; build Espalier again"):
         ops._check_built_against(other, torch.__version__)
     code = "import espalier.ops"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True,
@@ -454,7 +454,7 @@ def test_the_version_of_the_schemas():
     """It is the same on both sides. Where the schemas differ from those of this digest, both have to grow by one, and the
     digest is another one."""
     source = (REPOSITORY / "src/espalier/ops/register.cpp").read_text(encoding="utf-8")
-    assert SCHEMAS_TEXT.decode() in source and ops._SCHEMAS == 2
+    assert SCHEMAS_TEXT.decode() in source and ops._SCHEMAS == 3
     texts = lambda code: "".join(re.findall(r'"((?:[^"\\]|\\.)*)"', code))
     schemas = sorted(map(texts, re.findall(r"m\.def\((.*?)\);", source, re.DOTALL)))
-    assert len(schemas) == 26 and hashlib.sha256("\n".join(schemas).encode()).hexdigest()[:16] == "c2292a0296caaab3"
+    assert len(schemas) == 26 and hashlib.sha256("\n".join(schemas).encode()).hexdigest()[:16] == "69f749b07574c0fb"

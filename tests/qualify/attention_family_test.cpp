@@ -81,16 +81,14 @@ TEST(AttentionFamily, WhatIsRightPasses) {
 
 TEST(AttentionFamily, TheCpusOwnPasses) {
   EXPECT_EQ(qualify::kernel_families(at::kCPU),
-            (std::vector<std::string>{"cpu", "elementwise", "head", "distribution", "products"}));
+            (std::vector<std::string>{"cpu", "head", "distribution", "products"}));
   EXPECT_EQ(qualify::kernel_families(at::kCUDA),
-            (std::vector<std::string>{"library", "ampere", "masked", "elementwise", "head", "distribution",
-                                      "products"}));
+            (std::vector<std::string>{"library", "ampere", "masked", "head", "distribution", "products"}));
   const qualify::Finding finding = qualify::check_family("cpu", at::kCPU);
   EXPECT_EQ(finding.fault, "");
   EXPECT_GT(finding.checks, 0);
   EXPECT_EQ(message_of<InputError>([] { qualify::check_family("ampere", at::kCPU); }),
-            "expected a family of kernels of cpu: cpu, elementwise, head, distribution, products; received "
-            "ampere");
+            "expected a family of kernels of cpu: cpu, head, distribution, products; received ampere");
 }
 
 TEST(AttentionFamily, WhatTheDeviceDoesNotServeIsNotChecked) {

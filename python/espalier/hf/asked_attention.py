@@ -33,22 +33,17 @@ class Attention(NamedTuple):
     softcap: float = 0.0
     sinks: Tensor | None = None
 
-    def near(self, query_position: Tensor, key_position: Tensor) -> Tensor | None:
-        """Whether window and chunk let positions see others; None: everything does."""
-        found = query_position - key_position < self.window if self.window else None
-        if not self.chunk:
-            return found
-        same = query_position // self.chunk == key_position // self.chunk
-        return same if found is None else found & same
-
     def visible(self, run: "TreeRun") -> Callable[[Tensor, Tensor], Tensor]:
         """The mask as a function of query and key numbers, tensors that broadcast."""
         ends, position = run.subtree_end, run.position
 
         def visible(query: Tensor, key: Tensor) -> Tensor:
             seen = (key <= query) & (query < ends[key])
-            near = self.near(position[query], position[key])
-            return seen if near is None else seen & near
+            if self.window:
+                seen = seen & (position[query] - position[key] < self.window)
+            if self.chunk:
+                seen = seen & (position[query] // self.chunk == position[key] // self.chunk)
+            return seen
 
         return visible
 

@@ -2,22 +2,24 @@
 """Attention of Transformers' layers over a forest: token j attends to token i iff i <= j < subtree_end[i]."""
 
 import functools
+import warnings
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad, scaled_dot_product_attention
+from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
 
-from .. import ops
+from .. import kernel_checks, libraries, ops
 from ..errors import Unsupported
-from . import dense_attention, told
+from . import told
 from .asked_attention import Attention
 from .run import TreeRun
 
 NAME = "espalier"  # by which configs ask for it
-BACKENDS = ("auto", "espalier", "flex", "sdpa")
+LIBRARIES = ("cudnn", "fla")  # backends that need one; the rest is as of "auto"
+BACKENDS = ("auto", "espalier", "flex", "sdpa", *LIBRARIES)
 
 
 def tree_attention(module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any = None, *,
@@ -71,22 +73,51 @@ def _at_positions(module: Any, run: TreeRun, query: Tensor) -> Tensor:
 
 
 def resolved(backend: str, device: torch.device) -> str:
-    """The backend that "auto" stands for on `device`; any other itself."""
-    if backend != "auto":
+    """The backend that "auto" stands for on `device`, and those of libraries, which must be there; any other itself. Kernels that
+    are asked for by name are checked as well, so that one that is wrong is left out."""
+    if backend == "espalier" and device.type == "cuda":
+        _is_proven(_index(device))
+    if backend in LIBRARIES:
+        _check_library(backend, device)
+    elif backend != "auto":
         return backend
+    elif device.type == "cuda":
+        _tell_what_is_missing(_index(device))
     has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key("espalier::tree_attention", device.type.upper())
-    return "espalier" if has_kernel and (device.type != "cuda" or _is_proven(device.index)) else "flex"
+    return "espalier" if has_kernel and (device.type != "cuda" or _is_proven(_index(device))) else "flex"
 
 
 @functools.cache
-def _is_proven(index: int | None) -> bool:
-    """Whether our attention on this GPU is proven. With the compiled trainer, kernels prove themselves there first, which
-    takes a minute or so when a build first meets a GPU; without it, nothing is proven."""
+def _check_library(backend: str, device: torch.device) -> None:
+    """Raises Unsupported where the library of a backend is not there, does not serve the device, or is wrong on it."""
+    index = _index(device)
+    if device.type == "cuda" and (libraries.has_attention(index) if backend == "cudnn" else libraries.has_recurrences(index)):
+        return
+    wanted = {"cudnn": "cudnn-frontend 1.32 on a GPU of compute capability 9.0, 10.0 or 10.3",
+              "fla": "flash-linear-attention 0.6 on a GPU"}[backend]  # fmt: skip
+    raise Unsupported(f'backend="{backend}": expected {wanted}, which has passed its checks there, received {device} without; '
+                      f"{libraries.EXTRA}, see `python -m espalier.kernels`, or leave backend out")  # fmt: skip
+
+
+@functools.cache
+def _tell_what_is_missing(index: int) -> None:
+    if missing := libraries.missing_on(index):
+        warnings.warn(f"espalier.hf.patch: {missing}, which are made for this GPU", stacklevel=2)
+
+
+def _index(device: torch.device) -> int:
+    return torch.cuda.current_device() if device.type == "cuda" and device.index is None else device.index or 0
+
+
+@functools.cache
+def _is_proven(device: int) -> bool:
+    """Whether our attention on this GPU is proven. Kernels prove themselves first, which takes a minute or so when a build first
+    meets a GPU: by the compiled trainer, or without it from Python."""
     try:
         from ..native_engine import native
     except ImportError:
-        return False
-    return native.prove_kernels(torch.cuda.current_device() if index is None else index)
+        return kernel_checks.is_attention_right(device)
+    return native.prove_kernels(device)
 
 
 def as_autocast(*tensors: Tensor) -> tuple[Tensor, ...]:
@@ -98,13 +129,7 @@ def as_autocast(*tensors: Tensor) -> tuple[Tensor, ...]:
 
 
 def _by_espalier(run: TreeRun, asked: Attention) -> Tensor:
-    out: Tensor
-    if asked.softcap:
-        out = dense_attention.attend(run, asked)
-        return out
     query, key, value = (tensor.squeeze(0).transpose(0, 1) for tensor in asked[:3])
-    width = max(key.shape[-1], value.shape[-1])  # the operator has one for all; zeros change nothing
-    query, key, value = (_as_wide_as(width, tensor) for tensor in (query, key, value))
     run.leave(key=key, value=value)
     context, device = run.attention_context(), query.device
     chunks = run.in_chunks(asked.chunk) if asked.chunk else None
@@ -114,21 +139,15 @@ def _by_espalier(run: TreeRun, asked: Attention) -> Tensor:
     out = ops.tree_attention(
         query, key, value, (run if chunks is None else chunks).subtree_end.to(device), softmax_scale=asked.scale,
         sliding_window=asked.window, position=run.position.to(device) if asked.window else None, sinks=asked.sinks,
-        **context)  # fmt: skip
+        softcap=asked.softcap, **context)  # fmt: skip
     if chunks is not None:
         out = out.index_select(0, chunks.rank.to(device))
-    return out[..., :asked.value.shape[-1]].unsqueeze(0)
-
-
-def _as_wide_as(width: int, tensor: Tensor) -> Tensor:
-    return tensor if tensor.shape[-1] == width else pad(tensor, (0, width - tensor.shape[-1]))
+    return out.unsqueeze(0)
 
 
 def _by_sdpa(run: TreeRun, asked: Attention) -> Tensor:
-    out: Tensor
-    if asked.softcap:
-        out = dense_attention.attend(run, asked)
-        return out
+    if asked.softcap:  # which torch's function does not have
+        return _by_espalier(run, asked)
     if asked.sinks is not None:
         raise Unsupported('backend="sdpa": expected a model without sinks, received s_aux; take backend="espalier" or '
                           '"flex"')  # fmt: skip

@@ -32,8 +32,9 @@ def patch(model: Model, *, backend: str = "auto", check: bool = False, skip_logi
     Args:
         model: A model of Transformers with or without a head, or one wrapped by PEFT or torch.compile.
         backend: What computes attention: "espalier" (torch.ops.espalier), "flex" (FlexAttention), "sdpa" (torch's attention
-            with a mask [T, T]); "auto" is "espalier" on a CPU, and on a GPU where the compiled trainer is there and has proven
-            the kernels; else "flex".
+            with a mask [T, T]); "auto" is "espalier" on a CPU, and on a GPU where its kernels have proven themselves, else
+            "flex". "cudnn" and "fla" are "auto" where cudnn.flex_attention, or flash-linear-attention, is there and right,
+            and refused elsewhere; "auto" takes both where they are, and says once what is missing.
         check: Verify the first batch that is trained on (`verify`), and raise VerificationError where it fails; for models
             whose head gives logits. For families that the tests cover it stands in for the proof of other versions.
         skip_logits: In training with labels leave `logits` out of the output, as Liger does, instead of computing them when

@@ -66,12 +66,11 @@ void end_when_forgotten() {
   ::alarm(kSeconds);
 }
 
-constexpr std::string_view kElementwise = "elementwise", kHead = "head";
+constexpr std::string_view kHead = "head";
 
 // Whether the environment says what runs, whatever the verdict.
 bool is_named(const std::string& family) {
   if (attention_kind_named(family)) return !environment(kAttentionVariable).empty();
-  if (family == kElementwise) return !environment(kElementwiseVariable).empty();
   return family == kHead && !environment(kHeadVariable).empty();
 }
 
@@ -86,7 +85,7 @@ std::string fault_text(const qualify::Verdict& verdict, const std::string& devic
   if (attention_kind_named(family)) {
     return explained(fmt::format("attention `{}` is not used on {}", family, device_name), verdict, index);
   }
-  if (family == kElementwise || family == kHead) {
+  if (family == kHead) {
     return explained(
         fmt::format("kernels of `{}` are not used on {}, operators of LibTorch are", family, device_name),
         verdict, index);
@@ -165,7 +164,6 @@ ProvenKernels proven_kernels(const std::vector<qualify::Verdict>& verdicts, cons
     const bool is_right = verdict.fault.empty();
     const bool is_used = is_right || !verdict.lasting;
     if (kind && is_used) proven.kernels.attention.push_back(*kind);
-    if (verdict.family == kElementwise) proven.kernels.elementwise = is_used;
     if (verdict.family == kHead) proven.kernels.head = is_used;
     if (is_right) continue;
     if (is_used) {
@@ -206,7 +204,7 @@ int run_check(const std::string& family, const std::string& device_name, const s
   if (!file.empty()) {
     end_when_forgotten();
     // A verdict is on our kernels, whatever runs in the process that asked for it.
-    kernels.cuda.elementwise = kernels.cuda.head = true;
+    kernels.cuda.head = true;
   }
   const KernelScope scope(kernels);
   const at::Device device = parse_device(device_name);

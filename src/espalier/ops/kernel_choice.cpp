@@ -33,7 +33,6 @@ CudaKernels with_environment(CudaKernels kernels) {
   if (const auto kind = named_by_environment(kAttentionVariable, kAttentionWords)) {
     kernels.named_attention = kind;
   }
-  kernels.elementwise = named_by_environment(kElementwiseVariable, kOwnWords).value_or(kernels.elementwise);
   kernels.head = named_by_environment(kHeadVariable, kOwnWords).value_or(kernels.head);
   return kernels;
 }

@@ -30,15 +30,13 @@ struct CudaKernels {
   std::vector<AttentionKind> attention{AttentionKind::kLibrary, AttentionKind::kAmpere};
   /// It takes this one alone, and throws where that does not serve. The library also on a CPU.
   std::optional<AttentionKind> named_attention{};
-  bool elementwise = true;  // ours for rms_norm, rotary and swiglu; else ATen's operators
-  bool head = true;         // ours for edge_logprobs in bfloat16; else ATen's operators
+  bool head = true;  // ours for edge_logprobs in bfloat16; else ATen's operators
 };
 
-inline constexpr const char *kAttentionVariable = "ESPALIER_ATTENTION",
-                            *kElementwiseVariable = "ESPALIER_ELEMENTWISE", *kHeadVariable = "ESPALIER_HEAD";
+inline constexpr const char *kAttentionVariable = "ESPALIER_ATTENTION", *kHeadVariable = "ESPALIER_HEAD";
 
-/// The kernels with what the environment names instead: ESPALIER_ATTENTION (a word of attention_kind_named),
-/// ESPALIER_ELEMENTWISE and ESPALIER_HEAD (`kernels` or `composed`). Throws InputError on another word.
+/// The kernels with what the environment names instead: ESPALIER_ATTENTION (a word of attention_kind_named)
+/// and ESPALIER_HEAD (`kernels` or `composed`). Throws InputError on another word.
 CudaKernels with_environment(CudaKernels kernels);
 
 struct KernelChoice {

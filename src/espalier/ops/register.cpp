@@ -8,7 +8,7 @@
 /// separate section is found without reading the whole file.
 extern "C"
     [[gnu::used, gnu::visibility("default"), gnu::section(".espalier")]] const char espalier_ops_built_for[] =
-        "ESPALIER_OPS_TORCH=" TORCH_VERSION ";ESPALIER_OPS_SCHEMAS=2;";
+        "ESPALIER_OPS_TORCH=" TORCH_VERSION ";ESPALIER_OPS_SCHEMAS=3;";
 
 TORCH_LIBRARY(espalier, m) {
   // Python module with fake kernels of operators that read arguments on the host.
@@ -16,24 +16,25 @@ TORCH_LIBRARY(espalier, m) {
   m.def(
       "tree_attention(Tensor q, Tensor k, Tensor v, Tensor subtree_end, float softmax_scale,"
       " Tensor[] context_k, Tensor[] context_v, Tensor context_blocks, int sliding_window=0,"
-      " Tensor? position=None, Tensor? context_positions=None, Tensor? sinks=None)"
+      " Tensor? position=None, Tensor? context_positions=None, Tensor? sinks=None, float softcap=0.)"
       " -> (Tensor out, Tensor lse)");
   m.def(
       "tree_attention_backward(Tensor grad_out, Tensor q, Tensor k, Tensor v, Tensor subtree_end, Tensor out,"
       " Tensor lse, float softmax_scale, Tensor[] context_k, Tensor[] context_v, Tensor context_blocks,"
-      " int sliding_window=0, Tensor? position=None, Tensor? context_positions=None)"
+      " int sliding_window=0, Tensor? position=None, Tensor? context_positions=None, float softcap=0.)"
       " -> (Tensor grad_q, Tensor grad_k, Tensor grad_v, Tensor[] grad_context_k, Tensor[] grad_context_v)");
   // Implemented by Python, where a library is installed (attention/library.h): the results of the two
   // operators above in one list, empty where the library does not serve.
   m.def(
       "tree_attention_library(Tensor q, Tensor k, Tensor v, Tensor subtree_end, float softmax_scale,"
       " Tensor[] context_k, Tensor[] context_v, Tensor context_blocks, int sliding_window=0,"
-      " Tensor? position=None, Tensor? context_positions=None, Tensor? sinks=None) -> Tensor[]");
+      " Tensor? position=None, Tensor? context_positions=None, Tensor? sinks=None, float softcap=0.)"
+      " -> Tensor[]");
   m.def(
       "tree_attention_library_backward(Tensor grad_out, Tensor q, Tensor k, Tensor v, Tensor subtree_end,"
       " Tensor out, Tensor lse, float softmax_scale, Tensor[] context_k, Tensor[] context_v,"
-      " Tensor context_blocks, int sliding_window=0, Tensor? position=None, Tensor? context_positions=None)"
-      " -> Tensor[]");
+      " Tensor context_blocks, int sliding_window=0, Tensor? position=None, Tensor? context_positions=None,"
+      " float softcap=0.) -> Tensor[]");
   m.def("tree_attention_library_name(int device) -> str");
   m.def(
       "edge_logprobs(Tensor hidden, Tensor weight, Tensor edge_row, Tensor edge_target)"

@@ -113,7 +113,7 @@ std::vector<AttentionFamily> attention_families(c10::Device device) {
 }
 
 std::vector<OperatorFamily> operator_families(c10::DeviceType kind) {
-  return {elementwise_family(), head_family(), distribution_family(), product_family(kind)};
+  return {head_family(), distribution_family(), product_family(kind)};
 }
 
 }  // namespace

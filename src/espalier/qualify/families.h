@@ -12,8 +12,8 @@
 namespace espalier::qualify {
 
 /// The attention implementations of a device type, in order of preference: on CUDA library, ampere and masked
-/// (ops/attention/cuda.h), on the CPU cpu. Then, on every device type:
-/// elementwise, head, distribution and products (operator_families.h).
+/// (ops/attention/cuda.h), on the CPU cpu. Then, on every device type: head, distribution and products
+/// (operator_families.h).
 std::vector<std::string> kernel_families(c10::DeviceType kind);
 
 /// Checks one of them on an open device (attention_family.h, operator_family.h). Throws InputError if the

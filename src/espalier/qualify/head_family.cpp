@@ -107,7 +107,7 @@ void visit_heads(at::ScalarType dtype, const Visit& visit) {
   visit(one_row);
   OperatorProblem apart = head_problem({130, 260, 24, 1023}, numbers);
   apart.shape += ", apart in memory";
-  apart.memory_format = MemoryFormat::kApart;
+  apart.apart = true;
   visit(apart);
   if (dtype == at::kDouble) return;  // rounding of such logits causes gradient errors above 1e-12
   OperatorProblem extreme = head_problem({270, 800, 5, 1023}, numbers);

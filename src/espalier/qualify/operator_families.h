@@ -6,10 +6,6 @@
 
 namespace espalier::qualify {
 
-/// rms_norm with and without an addend, rotary and swiglu, forward and backward: rows around the sizes of
-/// vectors and thread teams, no rows, unaligned inputs, and strided rows.
-OperatorFamily elementwise_family();
-
 /// edge_logprobs: in one block and in several of rows and of the vocabulary, repeated edges, a row with all
 /// edges, and logits whose exponentials overflow.
 OperatorFamily head_family();

@@ -31,14 +31,8 @@ at::Tensor converted(const OperatorInput& input, at::ScalarType dtype) {
   return input.value;
 }
 
-at::Tensor with_format(const at::Tensor& tensor, MemoryFormat memory_format) {
-  if (memory_format == MemoryFormat::kPlain) return tensor.contiguous();
-  if (memory_format == MemoryFormat::kUnaligned) {
-    return at::empty({tensor.numel() + 1}, tensor.options()).slice(0, 1).view(tensor.sizes()).copy_(tensor);
-  }
-  if (tensor.dim() == 1) {
-    return at::empty({2 * tensor.size(0)}, tensor.options()).slice(0, 0, std::nullopt, 2).copy_(tensor);
-  }
+/// A copy whose rows are those of a wider tensor.
+at::Tensor apart(const at::Tensor& tensor) {
   std::vector<int64_t> wider = tensor.sizes().vec();
   wider.back() += 3;
   return at::empty(wider, tensor.options()).slice(-1, 0, tensor.size(-1)).copy_(tensor);
@@ -81,8 +75,8 @@ class OperatorCheck {
     Tensors inputs;
     for (const OperatorInput& input : problem.inputs) {
       const at::Tensor moved = converted(input, dtype_).to(device_);
-      const bool placed = input.kind == OperatorInput::Kind::kElement;
-      inputs.push_back(placed ? with_format(moved, problem.memory_format) : moved);
+      const bool placed = problem.apart && input.kind == OperatorInput::Kind::kElement;
+      inputs.push_back(placed ? apart(moved) : moved);
     }
     bool within = false;
     const Tensors ours = guarded_results(problem, inputs, &within);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Checks of operators call by call: elementwise operators, the LM head, matrix products.
+// Checks of operators call by call: the LM head, matrix products.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -26,22 +26,15 @@ struct OperatorResult {
   double floor = 0;
 };
 
-/// Alignment and strides of inputs of kind kElement.
-enum class MemoryFormat {
-  kPlain,      // contiguous, with the allocator's alignment
-  kUnaligned,  // contiguous, starting at the second element of an allocation
-  kApart,      // rows of a larger matrix; for vectors, stride 2
-};
-
 /// One call of an operator with its backward.
 struct OperatorProblem {
   using Function = std::function<std::vector<at::Tensor>(const std::vector<at::Tensor>& inputs)>;
-  std::string operation{};  // "rms_norm": errors are pooled over the problems of one operation
-  std::string shape{};      // "65 rows of 63"
+  std::string operation{};  // "edge_logprobs": errors are pooled over the problems of one operation
+  std::string shape{};      // "63 rows, 190 edges"
   std::vector<OperatorInput> inputs{};
   Function ours{}, plain{};  // return the results in order; ours runs on the device in the calling thread
   std::vector<OperatorResult> results{};
-  MemoryFormat memory_format = MemoryFormat::kPlain;
+  bool apart = false;  // whether inputs of kind kElement are rows of larger matrices
 };
 
 struct OperatorFamily {
@@ -62,10 +55,6 @@ Finding check_operators(const OperatorFamily& family, at::Device device);
 /// sqrt(terms) / 2 unit roundoffs (Higham and Mary, "A new approach to probabilistic rounding error
 /// analysis", 2019).
 double error_of_sum(int64_t terms);
-
-/// Relative error of float32 results with exp, reciprocal or rsqrt, which have one or two ulps on GPUs (CUDA
-/// C++ Programming Guide, "Mathematical Functions").
-constexpr double kErrorOfFunctions = 0x1p-24;
 
 /// Like error_of_sum, for bfloat16 products by tensor cores, which truncate instead of rounding, once per 8
 /// or more terms (Fasi, Higham, Mikaitis and Pranesh, "Numerical behavior of NVIDIA tensor cores", 2021).

@@ -18,7 +18,7 @@
 namespace espalier::testing {
 
 struct HeadShape {
-  int64_t num_heads = 4, num_key_heads = 2, head_dim = 8;
+  int64_t num_heads = 4, num_key_heads = 2, head_dim = 8, value_dim = 0;  // 0: head_dim
 };
 
 struct AttentionProblem {
@@ -28,7 +28,7 @@ struct AttentionProblem {
   // q, k, v, then k of each segment, then v of each, then with has_sinks the sinks; float64 on the CPU
   std::vector<at::Tensor> inputs;
   at::Tensor grad_out;
-  double scale = 0.35;
+  double scale = 0.35, softcap = 0;
   int64_t sliding_window = 0;
   bool has_sinks = false;
   std::vector<int32_t> positions;        // of the tokens, with a window
@@ -62,16 +62,18 @@ inline void draw_blocks(std::mt19937_64& random, int64_t row_begin, int64_t row_
 inline void draw_inputs(uint64_t seed, const HeadShape& shape, AttentionProblem& problem) {
   const auto tokens = static_cast<int64_t>(problem.ends.size());
   const auto generator = at::detail::createCPUGenerator(test_seed(seed));
-  const auto normal = [&](int64_t length, int64_t heads) {
-    return at::randn({length, heads, shape.head_dim}, generator, at::TensorOptions(at::kDouble));
+  const int64_t value_dim = shape.value_dim > 0 ? shape.value_dim : shape.head_dim;
+  const auto normal = [&](int64_t length, int64_t heads, int64_t dim) {
+    return at::randn({length, heads, dim}, generator, at::TensorOptions(at::kDouble));
   };
-  problem.inputs = {normal(tokens, shape.num_heads), normal(tokens, shape.num_key_heads),
-                    normal(tokens, shape.num_key_heads)};
-  for (int kind = 0; kind < 2; ++kind) {
+  problem.inputs = {normal(tokens, shape.num_heads, shape.head_dim),
+                    normal(tokens, shape.num_key_heads, shape.head_dim),
+                    normal(tokens, shape.num_key_heads, value_dim)};
+  for (const int64_t dim : {shape.head_dim, value_dim}) {
     for (const int64_t size : problem.segment_sizes)
-      problem.inputs.push_back(normal(size, shape.num_key_heads));
+      problem.inputs.push_back(normal(size, shape.num_key_heads, dim));
   }
-  problem.grad_out = normal(tokens, shape.num_heads);
+  problem.grad_out = normal(tokens, shape.num_heads, value_dim);
 }
 
 /// A small random forest (its shape goes by the seed) with up to three segments of context.
@@ -169,7 +171,8 @@ inline espalier::detail::TreeAttentionArguments arguments_of(const AttentionProb
       inputs[1],
       inputs[2],
       {at::tensor(problem.ends, at::kInt).to(device)},
-      {problem.scale, problem.sliding_window, problem.has_sinks ? inputs.back() : at::Tensor()},
+      {problem.scale, problem.sliding_window, problem.has_sinks ? inputs.back() : at::Tensor(),
+       problem.softcap},
       {{segment, middle}, {middle, middle + segments}, blocks_tensor(problem.blocks)}};
   if (problem.sliding_window > 0) {
     arguments.tokens.position = at::tensor(problem.positions, at::kInt).to(device);

@@ -193,17 +193,20 @@ Results joined(const Results& results) {
 }
 
 TEST(TreeAttentionFused, GivesKernelsWhatTheOperatorWasGiven) {
-  testing::PooledErrors errors[2];  // of problems of a few tokens each; by head shape
-  for (uint64_t seed = 0; seed < 40; ++seed) {
+  testing::PooledErrors errors[6];  // of problems of a few tokens each; by head shape
+  for (uint64_t seed = 0; seed < 120; ++seed) {
     SCOPED_TRACE("seed " + std::to_string(seed));
-    const testing::HeadShape shape{seed % 2 == 0 ? 4 : 3, seed % 2 == 0 ? 2 : 1, 16};
+    // Values as wide as keys, narrower and wider.
+    constexpr int64_t kWidths[][2] = {{16, 16}, {16, 8}, {8, 16}};
+    const auto& [head_dim, value_dim] = kWidths[seed / 2 % 3];
+    const testing::HeadShape shape{seed % 2 == 0 ? 4 : 3, seed % 2 == 0 ? 2 : 1, head_dim, value_dim};
     const AttentionProblem problem = testing::rounded(small_attention_problem(seed, shape), at::kBFloat16);
     const Results ours = run(problem);
     const Results exact = testing::attention_results(&reference::tree_attention, problem);
     const Results plain = testing::attention_results(&reference::tree_attention, problem, at::kBFloat16);
     ASSERT_EQ(ours.size(), exact.size());
     for (const at::Tensor& result : ours) EXPECT_EQ(result.scalar_type(), at::kBFloat16);
-    errors[seed % 2].add(joined(ours), joined(plain), joined(exact));
+    errors[seed % 6].add(joined(ours), joined(plain), joined(exact));
   }
   for (const auto& pool : errors) EXPECT_TRUE(pool.at_most_twice_the_plain());
 }
@@ -322,9 +325,13 @@ TEST(TreeAttentionFused, ServesNothingWithoutADevice) {
   EXPECT_FALSE(fused::serves(at::kBFloat16, 60));
 }
 
-TEST(TreeAttentionFused, RefusesScalesThatAreNotPositive) {
+TEST(TreeAttentionFused, RefusesScalesThatAreNotPositiveAndSoftcaps) {
   AttentionProblem problem = small_attention_problem(1, {4, 2, 16});
   problem.scale = 0;
+  EXPECT_THROW(run(problem), c10::Error);
+  problem.scale = 1;
+  EXPECT_NO_THROW(run(problem));
+  problem.softcap = 30;
   EXPECT_THROW(run(problem), c10::Error);
 }
 

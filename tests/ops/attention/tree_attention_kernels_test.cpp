@@ -13,6 +13,7 @@
 #include "espalier/ops/kernels/cpu/attention/tree_attention.h"
 #include "tests/ops/attention/attention_problem.h"
 #include "tests/ops/gemm/forced_products.h"
+#include "tests/ops/kernels/cpu/attention/tile_counts.h"
 #include "tests/ops/kernels/cpu/forced_instruction_set.h"
 #include "tests/ops/threads.h"
 #include "tests/test_seed.h"
@@ -127,7 +128,7 @@ TEST(TreeAttentionKernels, EqualReferenceWhateverMemoryHeldBefore) {
 
 // Full or partial is decided by one token: trees that end around the borders of blocks.
 TEST(TreeAttentionKernels, EqualReferenceWhereTreesEndAroundBordersOfBlocks) {
-  const BlockSizes sizes = attention_blocks({200, 1, 1, 8}, Ends(200, 200));
+  const BlockSizes sizes = attention_blocks({200, 1, 1, 8, 8}, Ends(200, 200));
   ASSERT_EQ(sizes.queries, 64);
   ASSERT_EQ(sizes.keys, 64);
   for (const int32_t end : {1, 2, 63, 64, 65, 66, 126, 127, 128, 129, 130, 191, 192, 193, 198, 199}) {
@@ -154,15 +155,16 @@ TEST(TreeAttentionKernels, BlocksGrowWithTheNodes) {
     return attention_blocks(shape, star(static_cast<int32_t>(shape.num_tokens) / node_tokens, node_tokens))
         .queries;
   };
-  EXPECT_EQ(queries({4096, 16, 8, 128}, 8), 32);
-  EXPECT_EQ(queries({4096, 16, 8, 128}, 128), 64);
-  EXPECT_EQ(queries({4096, 16, 8, 128}, 512), 128);
-  EXPECT_EQ(queries({4096, 9, 3, 64}, 128), 32);
-  EXPECT_EQ(queries({4096, 9, 3, 64}, 512), 64);
-  EXPECT_EQ(queries({4096, 8, 8, 64}, 1024), 128);
-  EXPECT_EQ(queries({4096, 16, 8, 256}, 512), 64);  // a tile of more would be too large
-  EXPECT_EQ(queries({256, 16, 8, 128}, 256), 64);   // so that there are enough of them
-  EXPECT_EQ(queries({4096, 64, 1, 64}, 512), 8);
+  EXPECT_EQ(queries({4096, 16, 8, 128, 128}, 8), 32);
+  EXPECT_EQ(queries({4096, 16, 8, 128, 128}, 128), 64);
+  EXPECT_EQ(queries({4096, 16, 8, 128, 128}, 512), 128);
+  EXPECT_EQ(queries({4096, 9, 3, 64, 64}, 128), 32);
+  EXPECT_EQ(queries({4096, 9, 3, 64, 64}, 512), 64);
+  EXPECT_EQ(queries({4096, 8, 8, 64, 64}, 1024), 128);
+  EXPECT_EQ(queries({4096, 16, 8, 256, 256}, 512), 64);  // a tile of more would be too large
+  EXPECT_EQ(queries({4096, 16, 8, 64, 256}, 512), 64);
+  EXPECT_EQ(queries({256, 16, 8, 128, 128}, 256), 64);  // so that there are enough of them
+  EXPECT_EQ(queries({4096, 64, 1, 64, 64}, 512), 8);
 }
 
 TEST(TreeAttentionKernels, EqualReferenceInBlocksOfAllSizes) {
@@ -253,10 +255,11 @@ TEST(TreeAttentionKernels, AllTileClassesAreAmongTheTestedProblems) {
   const Problem problem = make_problem(70, {1023, 40, 3, 1, 64});
   const std::vector<ContextRectangle> context = {{0, 3, 290, 0, 1023}, {1, 0, 40, 0, 512}};
   const Schedule schedule =
-      make_schedule(problem.ends, context, attention_blocks({1023, 3, 1, 64}, problem.ends));
-  EXPECT_GT(schedule.counts.empty, 10);
-  EXPECT_GT(schedule.counts.partial, 10);
-  EXPECT_GT(schedule.counts.full, 10);
+      make_schedule(problem.ends, context, attention_blocks({1023, 3, 1, 64, 64}, problem.ends));
+  const auto counts = testing::TileCounts::of(schedule);
+  EXPECT_GT(counts.empty, 10);
+  EXPECT_GT(counts.partial, 10);
+  EXPECT_GT(counts.full, 10);
 }
 
 TEST(TreeAttentionKernels, GiveTheSameBitsForAnyNumberOfThreads) {

@@ -287,15 +287,17 @@ TEST(TreeAttention, NegativeControlsAreNoticed) {
 }
 
 TEST(TreeAttention, KnowsItsShapesWithoutData) {
-  const auto meta = at::TensorOptions(at::kMeta);
-  const at::Tensor q = at::empty({6, 4, 8}, meta.dtype(at::kBFloat16)).requires_grad_();
-  const at::Tensor k = at::empty({6, 2, 8}, meta.dtype(at::kBFloat16)).requires_grad_();
-  const at::Tensor out = tree_attention(q, k, k, {at::empty({6}, meta.dtype(at::kInt))}, {1.0});
-  EXPECT_EQ(out.sizes(), q.sizes());
+  const auto meta = at::TensorOptions(at::kMeta).dtype(at::kBFloat16);
+  const at::Tensor q = at::empty({6, 4, 8}, meta).requires_grad_();
+  const at::Tensor k = at::empty({6, 2, 8}, meta).requires_grad_();
+  const at::Tensor v = at::empty({6, 2, 5}, meta).requires_grad_();
+  const at::Tensor out = tree_attention(q, k, v, {at::empty({6}, meta.dtype(at::kInt))}, {1.0});
+  EXPECT_EQ(out.sizes(), (std::vector<int64_t>{6, 4, 5}));
   EXPECT_EQ(out.scalar_type(), at::kBFloat16);
-  const auto grads = torch::autograd::grad({out}, {q, k}, {at::empty_like(out)});
+  const auto grads = torch::autograd::grad({out}, {q, k, v}, {at::empty_like(out)});
   EXPECT_EQ(grads[0].sizes(), q.sizes());
   EXPECT_EQ(grads[1].sizes(), k.sizes());
+  EXPECT_EQ(grads[2].sizes(), v.sizes());
 }
 
 TEST(TreeAttention, RefusesWhatDoesNotFit) {
@@ -305,7 +307,8 @@ TEST(TreeAttention, RefusesWhatDoesNotFit) {
   EXPECT_NO_THROW(tree_attention(q, k, k, {ends}, {1.0}));
   EXPECT_THROW(tree_attention(q, at::randn({4, 3, 8}), at::randn({4, 3, 8}), {ends}, {1.0}), c10::Error);
   EXPECT_THROW(tree_attention(q, at::randn({3, 2, 8}), k, {ends}, {1.0}), c10::Error);
-  EXPECT_THROW(tree_attention(q, k, at::randn({4, 2, 7}), {ends}, {1.0}), c10::Error);
+  EXPECT_THROW(tree_attention(q, k, at::randn({4, 1, 8}), {ends}, {1.0}), c10::Error);
+  EXPECT_THROW(tree_attention(q, k, at::randn({4, 2, 0}), {ends}, {1.0}), c10::Error);
   EXPECT_THROW(tree_attention(q, k.to(at::kDouble), k, {ends}, {1.0}), c10::Error);
   EXPECT_THROW(tree_attention(q.to(at::kHalf), k.to(at::kHalf), k.to(at::kHalf), {ends}, {1.0}), c10::Error);
   EXPECT_THROW(tree_attention(q, k, k, {ends.to(at::kLong)}, {1.0}), c10::Error);

@@ -2,11 +2,12 @@
 // Random problems for recurrences with states.
 #pragma once
 
+#include <array>
+#include <tuple>
 #include <utility>
 
-#include "espalier/ops/gated_delta/arguments.h"
 #include "espalier/ops/gated_delta/gated_delta.h"
-#include "espalier/ops/ssm_scan/arguments.h"
+#include "espalier/ops/operator.h"
 #include "espalier/ops/ssm_scan/ssm_scan.h"
 #include "tests/ops/comparison.h"
 #include "tests/ops/random_paths.h"
@@ -31,6 +32,24 @@ using ScanResult = std::pair<at::Tensor, at::Tensor>;  // out, states at the end
 /// out and states in one row of numbers.
 inline at::Tensor in_one_row(const at::Tensor& out, const at::Tensor& states) {
   return at::cat({out.to(states.scalar_type()).flatten(), states.flatten()});
+}
+
+/// A tuple of so many tensors.
+template <size_t kCount>
+using NTensors = decltype(std::tuple_cat(std::array<at::Tensor, kCount>()));
+
+/// An operator as GPUs run it, which is composed of ATen's operators, on the CPU's tensors.
+template <class Result, class... Parts>
+Result run_as_on_gpus(const char* name, const Parts&... parts) {
+  const auto op = c10::Dispatcher::singleton()
+                      .findSchemaOrThrow(name, "")
+                      .template typed<detail::SignatureOf<Result, Parts...>>();
+  const at::AutoDispatchBelowADInplaceOrView guard;
+  return std::apply(
+      [&](const auto&... given) {
+        return op.redispatch(c10::DispatchKeySet(c10::DispatchKey::CUDA), detail::dispatched(given)...);
+      },
+      std::tuple_cat(detail::members(parts)...));
 }
 
 inline at::Tensor normal(at::IntArrayRef shape) {
@@ -74,9 +93,9 @@ struct GatedDelta {
 
   static Results run_composed(const Tensors& in, const ScanPlan& plan, const ScanResult& grads) {
     const GatedDeltaRule given = arguments(in, plan);
-    const auto [out, end_states] = composed::gated_delta_rule(given);
-    const auto [q, k, v, g, beta, contexts] =
-        composed::gated_delta_rule_backward(grads.first, grads.second, given);
+    const auto [out, end_states] = run_as_on_gpus<NTensors<2>>("espalier::gated_delta_rule", given);
+    const auto [q, k, v, g, beta, contexts] = run_as_on_gpus<NTensors<6>>(
+        "espalier::gated_delta_rule_backward", TensorOrNone(grads.first), TensorOrNone(grads.second), given);
     return {in_one_row(out, end_states), q, k, v, g, beta, contexts};
   }
 };
@@ -121,8 +140,9 @@ struct Ssm {
 
   static Results run_composed(const Tensors& in, const ScanPlan& plan, const ScanResult& grads) {
     const SsmScan given = arguments(in, plan);
-    const auto [out, end_states] = composed::ssm_scan(given);
-    const auto [x, dt, a, b, c, d, contexts] = composed::ssm_scan_backward(grads.first, grads.second, given);
+    const auto [out, end_states] = run_as_on_gpus<NTensors<2>>("espalier::ssm_scan", given);
+    const auto [x, dt, a, b, c, d, contexts] = run_as_on_gpus<NTensors<7>>(
+        "espalier::ssm_scan_backward", TensorOrNone(grads.first), TensorOrNone(grads.second), given);
     return {in_one_row(out, end_states), x, b, c, dt, a, d, contexts};
   }
 };

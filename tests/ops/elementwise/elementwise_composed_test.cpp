@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What runs on GPUs without our kernels, tested on the CPU.
+// What runs on GPUs, tested on the CPU.
 #include "espalier/ops/elementwise/composed.h"
 
 #include <gtest/gtest.h>
@@ -67,6 +67,45 @@ TEST(ElementwiseComposed, RotationsEqualTheOperatorsBothWays) {
                                       : 1e-3);
       EXPECT_EQ(ours.scalar_type(), dtype);
     }
+  }
+}
+
+// What is registered for CUDA computes on any device: here on the CPU's tensors.
+TEST(ElementwiseComposed, AreTheOperatorsOfCuda) {
+  using Product = at::Tensor(const at::Tensor&, const at::Tensor&);
+  const auto op = c10::Dispatcher::singleton().findSchemaOrThrow("espalier::swiglu", "").typed<Product>();
+  const at::Tensor gate = at::randn({5, 7}), up = at::randn({5, 7});
+  const c10::DispatchKeySet cuda(c10::DispatchKey::CUDA);
+  EXPECT_TRUE(op.redispatch(cuda, gate, up).equal(composed::swiglu(gate, up)));
+}
+
+// Elements apart, rows apart, transposed; results are contiguous all the same.
+TEST(ElementwiseComposed, TakeTensorsOfAnyStrides) {
+  const at::Tensor memory = at::randn({4, 24, 24}, at::kBFloat16), weight = at::randn({16}, at::kBFloat16);
+  const auto expect_same = [](const at::Tensor& result, const at::Tensor& plain) {
+    EXPECT_TRUE(result.is_contiguous() && same_bits(result, plain));
+  };
+  for (const auto& view : std::vector<std::function<at::Tensor(const at::Tensor&)>>{
+           [](const at::Tensor& x) { return x.slice(1, 3, 19); },
+           [](const at::Tensor& x) { return x.slice(0, 2, 18).t(); },
+           [](const at::Tensor& x) { return x.repeat({1, 2}).slice(1, 0, 32, 2); }}) {
+    const auto given = [&](int64_t i) { return view(memory[i]); };
+    const auto plain = [&](int64_t i) { return view(memory[i]).clone(at::MemoryFormat::Contiguous); };
+    const auto [y, sum, inverse] = composed::rms_norm(given(0), given(1), weight, 0.1);
+    const auto [plain_y, plain_sum, plain_inverse] = composed::rms_norm(plain(0), plain(1), weight, 0.1);
+    expect_same(y, plain_y);
+    expect_same(sum, plain_sum);
+    const auto [x, w] =
+        composed::rms_norm_backward(given(0), given(1), given(2), weight, inverse, {true, true});
+    EXPECT_TRUE(x.is_contiguous() && w.is_contiguous());
+    expect_same(composed::swiglu(given(0), given(1)), composed::swiglu(plain(0), plain(1)));
+    const auto [gate, up] = composed::swiglu_backward(given(0), given(1), given(2));
+    const auto [plain_gate, plain_up] = composed::swiglu_backward(plain(0), plain(1), plain(2));
+    expect_same(gate, plain_gate);
+    expect_same(up, plain_up);
+    const at::Tensor angles = at::rand({plain(0).size(0), 8});
+    expect_same(composed::rotary(given(0).unsqueeze(1), angles.cos(), angles.sin(), false),
+                composed::rotary(plain(0).unsqueeze(1), angles.cos(), angles.sin(), false));
   }
 }
 

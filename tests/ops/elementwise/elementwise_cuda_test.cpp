@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The elementwise operators on a GPU, whichever way this build computes them.
+// The elementwise operators on a GPU.
 #include <gtest/gtest.h>
 
 #include "tests/ops/cuda_device.h"

@@ -185,15 +185,15 @@ Command device_command() {
           "machine code on the architectures they were built for, on others as PTX, which the driver "
           "compiles when it is first loaded.\n\n"
           "When a GPU is first used, its kernels are checked against float64. Each family runs in a separate "
-          "process with a time limit: attention on a dozen difficult forests, the elementwise operators, the "
-          "LM head (head; distribution: with temperatures, softcap, scale and bias) and matrix products. For "
+          "process with a time limit: attention on a dozen difficult forests, the LM "
+          "head (head; distribution: with temperatures, softcap, scale and bias) and matrix products. For "
           "attention, the first of library and ampere that passed is used, otherwise masked. The library is "
           "cudnn.flex_attention of NVIDIA's cudnn-frontend; it runs in Python only (espalier.hf, "
           "espalier.Step, espalier.Engine), where it is installed. Where "
-          "kernels of elementwise or head failed, operators of LibTorch are used. Distribution and products "
+          "kernels of head failed, operators of LibTorch are used. Distribution and products "
           "have no alternative; a warning is printed if they failed. The results are stored for the GPU, "
           "driver, LibTorch and build. ESPALIER_ATTENTION selects an implementation regardless of the "
-          "results; so do ESPALIER_ELEMENTWISE and ESPALIER_HEAD (kernels or composed).\n\n"
+          "results; so does ESPALIER_HEAD (kernels or composed).\n\n"
           "Measured rates are FLOP/s of forward and backward, for each model size that plan and train were "
           "calibrated for on this machine.",
       .run = [flags](const OptionList&) { return run_device(*flags); },
@@ -203,7 +203,7 @@ Command device_command() {
   list.add("requalify", &flags->requalify, "Check the kernels again, even if results are stored");
   list.add("check", &flags->check,
            "Check one family of kernels in this process and print its faults: for attention library, ampere "
-           "or masked (cpu with --device cpu), or elementwise, head, distribution or products",
+           "or masked (cpu with --device cpu), or head, distribution or products",
            {.shown = "NAME"});
   list.add("device", &flags->device, "Device for --check: cpu, cuda or cuda:N",
            {.shown = "cpu|cuda|cuda:N", .check = parse_device});

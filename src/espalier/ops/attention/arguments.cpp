@@ -4,6 +4,7 @@
 #include <ATen/ATen.h>
 
 #include <algorithm>
+#include <cmath>
 #include <limits>
 #include <numeric>
 
@@ -26,13 +27,15 @@ void check_tokens(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
   const c10::SymInt tokens = q.sym_size(0), heads = q.sym_size(1), key_heads = k.sym_size(1);
   TORCH_CHECK(q.sym_size(2) > 0, kOp, ": q must be [T, H, D], D > 0, received ", q.sym_sizes());
   check_tensor(kOp, "k", k, {"[T, K, D]", {tokens, key_heads, q.sym_size(2)}, q.options()});
-  check_tensor(kOp, "v", v, {"[T, K, D]", k.sym_sizes(), q.options()});
+  check_rank(kOp, "v", v, 3);
+  check_tensor(kOp, "v", v, {"[T, K, E]", {tokens, key_heads, v.sym_size(2)}, q.options()});
+  TORCH_CHECK(v.sym_size(2) > 0, kOp, ": v must be [T, K, E], E > 0, received ", v.sym_sizes());
   TORCH_CHECK(key_heads > 0 && heads > 0 && heads % key_heads == 0, kOp,
               ": the query heads must be a multiple of the key heads, received ", heads, " and ", key_heads);
   check_tensor(kOp, "subtree_end", subtree_end, {"[T]", {tokens}, q.options().dtype(at::kInt)});
 }
 
-void check_context(const at::Tensor& k, const AttentionContext& context) {
+void check_context(const at::Tensor& k, const at::Tensor& v, const AttentionContext& context) {
   TORCH_CHECK(context.k.size() == context.v.size(), kOp,
               ": context_k and context_v must have one tensor per segment, received ", context.k.size(),
               " and ", context.v.size());
@@ -41,16 +44,20 @@ void check_context(const at::Tensor& k, const AttentionContext& context) {
     check_rank(kOp, "context_k", keys, 3);
     check_tensor(kOp, "context_k", keys,
                  {"[S, K, D]", {keys.sym_size(0), k.sym_size(1), k.sym_size(2)}, k.options()});
-    check_tensor(kOp, "context_v", context.v[s], {"[S, K, D]", keys.sym_sizes(), k.options()});
+    check_tensor(kOp, "context_v", context.v[s],
+                 {"[S, K, E]", {keys.sym_size(0), k.sym_size(1), v.sym_size(2)}, k.options()});
   }
   check_rank(kOp, "context_blocks", context.blocks, 2);
   check_tensor(kOp, "context_blocks", context.blocks, {"[P, 5]", {context.blocks.sym_size(0), 5}, at::kLong});
 }
 
-void check_window_and_sinks(const TreeAttentionArguments& given) {
+void check_options(const TreeAttentionArguments& given) {
   const at::Tensor &q = given.q, &sinks = given.options.sinks;
   const c10::SymInt tokens = q.sym_size(0), blocks = given.context.blocks.sym_size(0);
   const int64_t window = given.options.sliding_window;
+  const double softcap = given.options.softcap;
+  TORCH_CHECK(std::isfinite(softcap) && softcap >= 0, kOp,
+              ": softcap must be above 0, or 0 for none, received ", softcap);
   TORCH_CHECK(0 <= window && window <= std::numeric_limits<int32_t>::max(), kOp,
               ": expected a sliding_window of 1 or more, or 0 for none, received ", window);
   if (window > 0) {
@@ -68,8 +75,8 @@ void check_window_and_sinks(const TreeAttentionArguments& given) {
 
 void check_tree_attention(const TreeAttentionArguments& given) {
   check_tokens(given.q, given.k, given.v, given.tokens.subtree_end);
-  check_context(given.k, given.context);
-  check_window_and_sinks(given);
+  check_context(given.k, given.v, given.context);
+  check_options(given);
 }
 
 std::vector<int32_t> context_key_positions(const AttentionContext& context) {

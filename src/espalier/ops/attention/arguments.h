@@ -22,7 +22,8 @@ struct TreeAttentionArguments {
   static auto all(auto& given) {
     return std::tie(given.q, given.k, given.v, given.tokens.subtree_end, given.options.softmax_scale,
                     given.context.k, given.context.v, given.context.blocks, given.options.sliding_window,
-                    given.tokens.position, given.context.positions, given.options.sinks);
+                    given.tokens.position, given.context.positions, given.options.sinks,
+                    given.options.softcap);
   }
 };
 
@@ -36,11 +37,11 @@ struct TreeAttentionBackward {
     return std::tie(backward.grad_out, given.q, given.k, given.v, given.tokens.subtree_end, backward.out,
                     backward.lse, given.options.softmax_scale, given.context.k, given.context.v,
                     given.context.blocks, given.options.sliding_window, given.tokens.position,
-                    given.context.positions);
+                    given.context.positions, given.options.softcap);
   }
 };
 
-/// The results of espalier::tree_attention: out [T, H, D] and lse [H, T].
+/// The results of espalier::tree_attention: out [T, H, E] and lse [H, T].
 using TreeAttentionResults = std::tuple<at::Tensor, at::Tensor>;
 
 /// The results of espalier::tree_attention_backward: gradients of q, k, v, context_k and context_v.
@@ -61,7 +62,7 @@ std::vector<int32_t> context_key_positions(const AttentionContext& context);
 /// The keys and values of the context's segments, followed by the tokens' own, concatenated, so that every
 /// block of the mask is a range of columns. The copy is cheap compared to attention.
 struct AllKeys {
-  at::Tensor k, v;               // [S_0 + S_1 + ... + T, K, D], contiguous
+  at::Tensor k, v;               // [S_0 + S_1 + ... + T, K, D] and [..., K, E], contiguous
   std::vector<int64_t> lengths;  // S_0, S_1, ..., T
 
   AllKeys(const TreeAttentionArguments& arguments, at::ScalarType dtype);

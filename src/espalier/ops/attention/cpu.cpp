@@ -47,14 +47,16 @@ std::vector<at::Tensor> with_context(const at::Tensor& own, at::TensorList conte
 /// Validated arguments of forward or backward, and the tensors that the kernels point into.
 struct Call {
   AttentionShape shape;
-  double softmax_scale;
+  double softmax_scale, softcap;
   at::Tensor q, subtree_end;
   std::vector<at::Tensor> k, v;
   Schedule schedule;
 
   explicit Call(const detail::TreeAttentionArguments& arguments)
-      : shape{arguments.q.size(0), arguments.q.size(1), arguments.k.size(1), arguments.q.size(2)},
+      : shape{arguments.q.size(0), arguments.q.size(1), arguments.k.size(1), arguments.q.size(2),
+              arguments.v.size(2)},
         softmax_scale(arguments.options.softmax_scale),
+        softcap(arguments.options.softcap),
         q(for_kernel(arguments.q)),
         subtree_end(arguments.tokens.subtree_end.contiguous()),
         k(with_context(arguments.k, arguments.context.k)),
@@ -133,7 +135,8 @@ struct Pointers {
               v,
               tile_products(call.q.scalar_type()),
               &detail::multiply,
-              chosen_instruction_set()};
+              chosen_instruction_set(),
+              call.softcap};
   }
 };
 
@@ -151,7 +154,7 @@ detail::TreeAttentionResults forward_cpu(const detail::TreeAttentionArguments& g
   const at::Tensor &q = given.q, &sinks = given.options.sinks;
   const auto accumulator = detail::accumulator_dtype(q.scalar_type());
   const at::Tensor upcast_sinks = sinks.defined() ? sinks.to(accumulator).contiguous() : at::Tensor();
-  const at::Tensor out = at::empty(q.sizes(), q.options());
+  const at::Tensor out = at::empty({q.size(0), q.size(1), given.v.size(2)}, q.options());
   const at::Tensor lse = at::empty({q.size(0), q.size(1)}, q.options().dtype(accumulator));
   for_element_of(q.scalar_type(), [&]<class Element>(ElementType<Element>) {
     using Scalar = AccumulatorOf<Element>;

@@ -16,12 +16,12 @@ namespace espalier {
 namespace {
 
 bool serves(AttentionKind kind, const AttentionInputKind& inputs) {
-  const auto [dtype, head_dim, window, sinks, device] = inputs;
+  const auto [dtype, head_dim, window, sinks, device, softcap] = inputs;
   switch (kind) {
     case AttentionKind::kLibrary:
-      return (dtype == at::kBFloat16 || dtype == at::kHalf) && !library::name(device).empty();
+      return !softcap && (dtype == at::kBFloat16 || dtype == at::kHalf) && !library::name(device).empty();
     case AttentionKind::kAmpere:
-      return !window && !sinks && fused::serves(dtype, head_dim);
+      return !window && !sinks && !softcap && fused::serves(dtype, head_dim);
     case AttentionKind::kMasked:
       return true;
   }
@@ -36,7 +36,8 @@ AttentionKind attention_kind(const AttentionInputKind& inputs, std::optional<Att
     TORCH_CHECK(named != without && serves(*named, inputs), kAttentionVariable, ": ", to_string(*named),
                 " attention does not serve ", inputs.dtype, " with a head dimension of ", inputs.head_dim,
                 inputs.sliding_window ? ", a sliding window" : "", inputs.sinks ? ", sinks" : "",
-                without ? ", and this forest" : "", " in this build; unset the variable to choose one");
+                inputs.softcap ? ", a softcap" : "", without ? ", and this forest" : "",
+                " in this build; unset the variable to choose one");
     return *named;
   }
   const auto first = std::ranges::find_if(
@@ -49,12 +50,20 @@ namespace {
 using detail::TreeAttentionGradients;
 using detail::TreeAttentionResults;
 
+AttentionInputKind kind_of(const detail::TreeAttentionArguments& arguments) {
+  const auto& [q, k, v, tokens, options, context] = arguments;
+  return {q.scalar_type(),
+          std::max(k.size(2), v.size(2)),
+          options.sliding_window > 0,
+          options.sinks.defined(),
+          q.device().index(),
+          options.softcap > 0};
+}
+
 TreeAttentionResults forward_cuda(const detail::TreeAttentionArguments& arguments) {
   detail::check_tree_attention(arguments);
-  const at::Tensor& q = arguments.q;
-  const c10::DeviceGuard guard(q.device());
-  const AttentionInputKind inputs{q.scalar_type(), q.size(2), arguments.options.sliding_window > 0,
-                                  arguments.options.sinks.defined(), q.device().index()};
+  const c10::DeviceGuard guard(arguments.q.device());
+  const AttentionInputKind inputs = kind_of(arguments);
   AttentionKind kind = attention_kind(inputs);
   if (kind == AttentionKind::kLibrary) {
     if (auto results = library::tree_attention(arguments)) return *results;
@@ -67,10 +76,8 @@ TreeAttentionResults forward_cuda(const detail::TreeAttentionArguments& argument
 TreeAttentionGradients backward_cuda(const detail::TreeAttentionBackward& given) {
   const auto& [grad_out, out, lse, arguments] = given;
   detail::check_tree_attention(arguments);
-  const at::Tensor& q = arguments.q;
-  const c10::DeviceGuard guard(q.device());
-  const AttentionInputKind inputs{q.scalar_type(), q.size(2), arguments.options.sliding_window > 0,
-                                  /*sinks=*/false, q.device().index()};
+  const c10::DeviceGuard guard(arguments.q.device());
+  const AttentionInputKind inputs = kind_of(arguments);
   AttentionKind kind = attention_kind(inputs);
   if (kind == AttentionKind::kLibrary) {
     if (auto gradients = library::tree_attention_backward(given)) return *gradients;

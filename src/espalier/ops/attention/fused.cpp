@@ -8,6 +8,7 @@
 #include <exception>
 #include <limits>
 
+#include "espalier/ops/attention/one_width.h"
 #include "espalier/ops/attention/schedule_cache.h"
 #include "espalier/ops/cuda_launch.h"
 #include "espalier/ops/guarded_output.h"
@@ -24,10 +25,8 @@ bool serves(at::ScalarType dtype, int64_t head_dim) {
   if (dtype != at::kBFloat16 && dtype != at::kHalf) return false;
   try {
     const cuda::DeviceProperties& device = cuda::device_properties();
-    const auto element = dtype == at::kBFloat16 ? cuda::ElementKind::kBFloat16 : cuda::ElementKind::kFloat16;
-    const cuda::AttentionSupport support = cuda::attention_support(
-        element, static_cast<int32_t>(head_dim), device.compute_capability, device.shared_bytes);
-    return support.forward && support.backward;
+    return cuda::serves_head_dim(static_cast<int32_t>(head_dim), device.compute_capability,
+                                 device.shared_bytes);
   } catch (const std::exception&) {
     return false;  // no device
   }
@@ -142,8 +141,8 @@ struct Call {
     const AttentionOptions& options = arguments.options;
     TORCH_CHECK(options.softmax_scale > 0, "fused attention: expected a positive softmax_scale, received ",
                 options.softmax_scale);
-    TORCH_CHECK(options.sliding_window == 0 && !options.sinks.defined(),
-                "fused attention: expected neither sliding_window nor sinks");
+    TORCH_CHECK(options.sliding_window == 0 && !options.sinks.defined() && options.softcap == 0,
+                "fused attention: expected neither sliding_window nor sinks nor softcap");
     TORCH_CHECK(q.size(0) <= std::numeric_limits<int32_t>::max(), "fused attention: too many tokens");
     for (size_t s = 0; s < k.size(); ++s) sources.push_back({readable(k[s]), readable(v[s])});
     const int64_t source_offset = upload.add(sources), context_offset = upload.add(context);
@@ -204,6 +203,9 @@ at::Tensor key_gradient(const at::Tensor& keys, bool all_are_seen) {
 
 detail::TreeAttentionResults tree_attention(const Kernels& kernels,
                                             const detail::TreeAttentionArguments& arguments) {
+  if (!detail::has_one_width(arguments)) {
+    return detail::narrowed(arguments, tree_attention(kernels, detail::in_one_width(arguments)));
+  }
   Call call(arguments, {});
   const at::Tensor out = output_like(call.q.sizes(), call.q.options());
   const at::Tensor lse = output_like({call.q.size(1), call.q.size(0)}, call.q.options().dtype(at::kFloat));
@@ -217,6 +219,11 @@ detail::TreeAttentionGradients tree_attention_backward(const Kernels& kernels,
                                                        const detail::TreeAttentionArguments& arguments,
                                                        const at::Tensor& grad_out, const at::Tensor& out,
                                                        const at::Tensor& lse) {
+  if (!detail::has_one_width(arguments)) {
+    const detail::TreeAttentionBackward wide = detail::in_one_width({grad_out, out, lse, arguments});
+    return detail::narrowed(arguments,
+                            tree_attention_backward(kernels, wide.given, wide.grad_out, wide.out, lse));
+  }
   const at::Tensor grad_q = output_like(arguments.q.sizes(), arguments.q.options());
   std::vector<at::Tensor> grad_k{key_gradient(arguments.k, true)}, grad_v{key_gradient(arguments.v, true)};
   for (const at::Tensor& segment : arguments.context.k) grad_k.push_back(key_gradient(segment, false));

@@ -26,8 +26,9 @@ struct Kernels {
 Kernels cuda_kernels();
 
 /// espalier::tree_attention and its backward for bfloat16 and float16, on the current stream of the tensors'
-/// device. Requires a positive softmax_scale, no sliding window and no sinks. Gradients of q are accumulated
-/// by atomics unless at::globalContext().deterministicAlgorithms().
+/// device. Requires a positive softmax_scale, no sliding window, no sinks and no softcap. Where keys and
+/// values differ in width, kernels get copies of one width. Gradients of q are accumulated by atomics unless
+/// at::globalContext().deterministicAlgorithms().
 detail::TreeAttentionResults tree_attention(const Kernels& kernels,
                                             const detail::TreeAttentionArguments& arguments);
 detail::TreeAttentionGradients tree_attention_backward(const Kernels& kernels,

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "espalier/ops/attention/library.h"
 
+#include "espalier/ops/attention/one_width.h"
 #include "espalier/ops/operator.h"
 
 namespace espalier::library {
@@ -17,23 +18,26 @@ std::string name(int64_t device) {
 }
 
 std::optional<detail::TreeAttentionResults> tree_attention(const detail::TreeAttentionArguments& arguments) {
-  const auto results = detail::call<"tree_attention_library", TensorVector>(arguments);
+  const auto results = detail::call<"tree_attention_library", TensorVector>(detail::in_one_width(arguments));
   if (results.empty()) return std::nullopt;
   TORCH_CHECK(results.size() == 2, "tree_attention_library: expected out and lse, or nothing, received ",
               results.size(), " tensors");
-  return detail::TreeAttentionResults(results[0], results[1]);
+  if (detail::has_one_width(arguments)) return detail::TreeAttentionResults(results[0], results[1]);
+  return detail::narrowed(arguments, {results[0], results[1]});
 }
 
 std::optional<detail::TreeAttentionGradients> tree_attention_backward(
     const detail::TreeAttentionBackward& backward) {
-  const auto gradients = detail::call<"tree_attention_library_backward", TensorVector>(backward);
+  const auto gradients =
+      detail::call<"tree_attention_library_backward", TensorVector>(detail::in_one_width(backward));
   if (gradients.empty()) return std::nullopt;
   const size_t segments = backward.given.context.k.size();
   TORCH_CHECK(gradients.size() == 3 + 2 * segments, "tree_attention_library_backward: expected ",
               3 + 2 * segments, " gradients, or nothing, received ", gradients.size());
   const auto context = gradients.begin() + 3, values = context + static_cast<std::ptrdiff_t>(segments);
-  return detail::TreeAttentionGradients(gradients[0], gradients[1], gradients[2],
-                                        TensorVector(context, values), TensorVector(values, gradients.end()));
+  detail::TreeAttentionGradients found(gradients[0], gradients[1], gradients[2],
+                                       TensorVector(context, values), TensorVector(values, gradients.end()));
+  return detail::has_one_width(backward.given) ? found : detail::narrowed(backward.given, found);
 }
 
 }  // namespace espalier::library

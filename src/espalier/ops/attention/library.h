@@ -16,7 +16,8 @@ namespace espalier::library {
 std::string name(int64_t device);
 
 /// As espalier::tree_attention and its backward; nothing where the library does not serve the device, the
-/// sizes or the forest.
+/// sizes, the options or the forest. Where keys and values differ in width, the library gets copies of one
+/// width.
 std::optional<detail::TreeAttentionResults> tree_attention(const detail::TreeAttentionArguments& arguments);
 std::optional<detail::TreeAttentionGradients> tree_attention_backward(
     const detail::TreeAttentionBackward& backward);

@@ -38,9 +38,10 @@ Viewers context_viewers(const AttentionContext& context, int64_t num_keys, int64
 struct Call {
   at::ScalarType dtype;
   int64_t num_tokens, num_key_heads, group, own_begin;
-  double softmax_scale;
-  at::Tensor q;     // [T, H, D]
-  at::Tensor k, v;  // [K, S, D]
+  double softmax_scale, softcap;
+  at::Tensor q;  // [T, H, D]
+  at::Tensor k;  // [K, S, D]
+  at::Tensor v;  // [K, S, E]
   Viewers viewers;
   int64_t sliding_window;
   at::Tensor row_positions, key_positions;  // [T] and [S], with a window
@@ -53,6 +54,7 @@ struct Call {
         num_key_heads(arguments.k.size(1)),
         group(arguments.q.size(1) / arguments.k.size(1)),
         softmax_scale(arguments.options.softmax_scale),
+        softcap(arguments.options.softcap),
         q(arguments.q.to(dtype)),
         sliding_window(arguments.options.sliding_window) {
     const detail::AllKeys keys(arguments, dtype);
@@ -98,9 +100,16 @@ struct Call {
     }
   }
 
-  /// [K, R G, keys]: scaled scores of a chunk's queries, -inf for masked keys.
-  at::Tensor scores(const at::Tensor& grouped_q, int64_t begin, int64_t end, int64_t keys) const {
+  /// [K, R G, keys]: scaled scores of a chunk's queries with the softcap, -inf for masked keys. `slope`, with
+  /// a softcap: its derivative at these scores.
+  at::Tensor scores(const at::Tensor& grouped_q, int64_t begin, int64_t end, int64_t keys,
+                    at::Tensor* slope = nullptr) const {
     const at::Tensor result = grouped_q.bmm(k.slice(1, 0, keys).transpose(1, 2)).mul_(softmax_scale);
+    if (softcap > 0) {
+      result.div_(softcap).tanh_();
+      if (slope != nullptr) *slope = result.square().neg_().add_(1);
+      result.mul_(softcap);
+    }
     const at::Tensor row = at::arange(begin, end, viewers.begin.options()).view({-1, 1, 1});
     const at::Tensor hidden =
         row.lt(viewers.begin.slice(0, 0, keys)).logical_or_(row.ge(viewers.end.slice(0, 0, keys)));
@@ -133,7 +142,8 @@ struct Call {
 detail::TreeAttentionResults tree_attention(const detail::TreeAttentionArguments& arguments,
                                             int64_t score_bytes) {
   const Call call(arguments, score_bytes);
-  const at::Tensor out = at::empty(call.q.sizes(), arguments.q.options());
+  const at::Tensor out =
+      at::empty({call.q.size(0), call.q.size(1), arguments.v.size(2)}, arguments.q.options());
   const at::Tensor lse = at::empty({call.q.size(0), call.q.size(1)}, call.q.options());
   call.for_each_chunk([&](int64_t begin, int64_t end, int64_t keys) {
     const at::Tensor scores = call.scores(call.grouped(call.q.slice(0, begin, end)), begin, end, keys);
@@ -156,11 +166,12 @@ detail::TreeAttentionGradients tree_attention_backward(const detail::TreeAttenti
   const at::Tensor upcast_grad_out = grad_out.to(call.dtype), row_lse = lse.t().unsqueeze(-1);
   const at::Tensor grad_q = at::empty(call.q.sizes(), call.q.options());
   const at::Tensor grad_k = at::zeros(call.k.sizes(), call.q.options());
-  const at::Tensor grad_v = at::zeros(call.k.sizes(), call.q.options());
+  const at::Tensor grad_v = at::zeros(call.v.sizes(), call.q.options());
   call.for_each_chunk([&](int64_t begin, int64_t end, int64_t keys) {
     const auto chunk = [&](const at::Tensor& rows) { return call.grouped(rows.slice(0, begin, end)); };
     const at::Tensor q = chunk(call.q), grad = chunk(upcast_grad_out);
-    const at::Tensor p = call.scores(q, begin, end, keys);
+    at::Tensor slope;
+    const at::Tensor p = call.scores(q, begin, end, keys, &slope);
     const at::Tensor high = p.amax({-1}, /*keepdim=*/true);
     p.sub_(high).exp_();
     const at::Tensor sum = p.sum({-1}, /*keepdim=*/true);
@@ -174,6 +185,7 @@ detail::TreeAttentionGradients tree_attention_backward(const detail::TreeAttenti
     const at::Tensor grad_scores = grad.bmm(call.v.slice(1, 0, keys).transpose(1, 2)).mul_(p);
     const at::Tensor delta = grad_scores.sum({-1}, /*keepdim=*/true);
     grad_scores.sub_(p.mul_(delta)).mul_(call.softmax_scale);
+    if (slope.defined()) grad_scores.mul_(slope);
     grad_q.slice(0, begin, end).copy_(call.ungrouped(grad_scores.bmm(call.k.slice(1, 0, keys))));
     grad_k.slice(1, 0, keys).baddbmm_(grad_scores.transpose(1, 2), q);
   });

@@ -6,7 +6,8 @@
 
 namespace espalier::masked_chunks {
 
-/// Maximum bytes of scores per chunk of queries (at least one query); backward holds twice as many.
+/// Maximum bytes of scores per chunk of queries (at least one query); backward holds twice as many, thrice
+/// with a softcap.
 inline constexpr int64_t kScoreBytes = int64_t{256} << 20;
 
 /// espalier::tree_attention and espalier::tree_attention_backward (tree_attention.h) on the device of the

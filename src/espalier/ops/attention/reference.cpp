@@ -63,9 +63,9 @@ at::Tensor tree_attention(const at::Tensor& q, const at::Tensor& k, const at::Te
   const at::Tensor q_HTD = q.transpose(0, 1);
   const at::Tensor k_HSD = keys.transpose(0, 1).repeat_interleave(group, 0);
   const at::Tensor v_HSD = values.transpose(0, 1).repeat_interleave(group, 0);
-  const at::Tensor scores = q_HTD.matmul(k_HSD.transpose(1, 2))
-                                .mul(options.softmax_scale)
-                                .masked_fill(visible.logical_not(), -std::numeric_limits<double>::infinity());
+  at::Tensor scores = q_HTD.matmul(k_HSD.transpose(1, 2)).mul(options.softmax_scale);
+  if (options.softcap > 0) scores = scores.div(options.softcap).tanh().mul(options.softcap);
+  scores = scores.masked_fill(visible.logical_not(), -std::numeric_limits<double>::infinity());
   if (!options.sinks.defined()) return scores.softmax(-1).matmul(v_HSD).transpose(0, 1);
   const at::Tensor sinks = options.sinks.to(q.scalar_type()).view({-1, 1, 1}).expand({-1, q.size(0), 1});
   const at::Tensor weights = at::cat({scores, sinks}, -1).softmax(-1).slice(-1, 0, keys.size(0));

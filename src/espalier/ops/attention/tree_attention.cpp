@@ -43,7 +43,8 @@ TreeAttentionResults forward_meta(const TreeAttentionArguments& given) {
   detail::check_tree_attention(given);
   const at::Tensor& q = given.q;
   const auto lse_options = q.options().dtype(detail::accumulator_dtype(q.scalar_type()));
-  return {meta_like(q), at::empty_symint({q.sym_size(0), q.sym_size(1)}, lse_options).t()};
+  return {at::empty_symint({q.sym_size(0), q.sym_size(1), given.v.sym_size(2)}, q.options()),
+          at::empty_symint({q.sym_size(0), q.sym_size(1)}, lse_options).t()};
 }
 
 TreeAttentionGradients backward_meta(const TreeAttentionBackward& backward) {

@@ -19,22 +19,17 @@ at::Tensor row_dots(const at::Tensor& a, const at::Tensor& b) {
   return (a * b).sum({-1});
 }
 
-at::Tensor BucketRows::by_head(const at::Tensor& x, int64_t repeat) const {
+at::Tensor BucketRows::by_head(const at::Tensor& x) const {
   const int64_t n = bucket->num_chunks(), length = bucket->length, heads = x.size(1), dim = x.size(2);
   return x.index_select(0, token)
-      .view({n, length, heads, 1, dim})
-      .expand({n, length, heads, repeat, dim})
-      .permute({0, 2, 3, 1, 4})
-      .clone(at::MemoryFormat::Contiguous)
-      .view({n * heads * repeat, length, dim});
+      .view({n, length, heads, dim})
+      .transpose(1, 2)
+      .reshape({n * heads, length, dim});
 }
 
-at::Tensor BucketRows::by_token(const at::Tensor& x, int64_t repeat) const {
-  const int64_t n = bucket->num_chunks(), length = bucket->length, dim = x.size(2);
-  const int64_t heads = x.size(0) / (n * repeat);
-  at::Tensor rows = x.view({n, heads, repeat, length, dim});
-  rows = repeat == 1 ? rows.squeeze(2) : rows.sum({2});
-  return rows.transpose(1, 2).reshape({n * length, heads, dim});
+at::Tensor BucketRows::by_token(const at::Tensor& x) const {
+  const int64_t n = bucket->num_chunks(), length = bucket->length, dim = x.size(2), heads = x.size(0) / n;
+  return x.view({n, heads, length, dim}).transpose(1, 2).reshape({n * length, heads, dim});
 }
 
 at::Tensor BucketRows::is_token(int64_t heads, at::ScalarType dtype) const {

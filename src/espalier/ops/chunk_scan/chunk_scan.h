@@ -20,14 +20,14 @@ struct BucketRows {
   const ChunkBucket* bucket = nullptr;
   at::Tensor token;  // [n * L]
 
-  /// Rows x [T, H, D] as [n * H * repeat, L, D], each head `repeat` times.
-  at::Tensor by_head(const at::Tensor& x, int64_t repeat = 1) const;
+  /// Rows x [T, H, D] as [n * H, L, D], in memory of their own.
+  at::Tensor by_head(const at::Tensor& x) const;
 
   /// The same for x [T, H], as [n * H, L].
   at::Tensor numbers_by_head(const at::Tensor& x) const { return by_head(x.unsqueeze(-1)).squeeze(-1); }
 
-  /// The adjoint of by_head on padded rows, [n * L, H, D]: sums over repetitions.
-  at::Tensor by_token(const at::Tensor& x, int64_t repeat = 1) const;
+  /// The adjoint of by_head on padded rows, [n * L, H, D].
+  at::Tensor by_token(const at::Tensor& x) const;
   at::Tensor numbers_by_token(const at::Tensor& x) const { return by_token(x.unsqueeze(-1)).squeeze(-1); }
 
   /// [n * heads, L] of `dtype`: 1 for tokens, 0 for padding.
@@ -106,14 +106,6 @@ class ChunkScan {
   std::vector<BucketRows> buckets_;
   at::Tensor place_, source_, end_, end_number_;  // ChunkTree's lists
 };
-
-/// The parts of a recurrence inside chunks, by bucket.
-template <class Inside, class Problem>
-std::vector<Inside> over_buckets(const Problem& problem) {
-  std::vector<Inside> inside;
-  for (const BucketRows& rows : problem.scan.buckets()) inside.emplace_back(problem, rows);
-  return inside;
-}
 
 /// [1 + N, heads, rows, columns]: zeros, then the states of contexts, if any.
 at::Tensor first_states(const at::Tensor& contexts, at::IntArrayRef shape, const at::TensorOptions& options);

@@ -10,7 +10,7 @@
 namespace espalier::detail {
 namespace {
 
-struct PlacedChunk : Chunk {
+struct PlacedChunk : RecurrenceChunk {
   int64_t level = 0;
   int64_t number = 0;  // index on its level
 };
@@ -30,14 +30,14 @@ std::vector<bool> borders(std::span<const int32_t> prev, std::span<const int64_t
   return border;
 }
 
-std::vector<PlacedChunk> with_levels(const std::vector<Chunk>& chunks) {
+std::vector<PlacedChunk> with_levels(const std::vector<RecurrenceChunk>& chunks) {
   std::vector<PlacedChunk> placed;
-  for (const Chunk& chunk : chunks)
+  for (const RecurrenceChunk& chunk : chunks)
     placed.push_back({chunk, chunk.parent < 0 ? 0 : placed[chunk.parent].level + 1});
   return placed;
 }
 
-int64_t bucket_index(const Chunk& chunk) {
+int64_t bucket_index(const RecurrenceChunk& chunk) {
   return std::bit_width(static_cast<uint64_t>(chunk.size - 1));
 }
 
@@ -97,7 +97,7 @@ void set_buckets(const std::vector<PlacedChunk>& chunks, const std::vector<int64
 Chunks cut_into_chunks(std::span<const int32_t> prev, std::span<const int64_t> ends, int64_t chunk_size) {
   const std::vector<bool> border = borders(prev, ends);
   Chunks result;
-  std::vector<Chunk>& chunks = result.chunks;
+  std::vector<RecurrenceChunk>& chunks = result.chunks;
   for (int64_t t = 0; t < static_cast<int64_t>(prev.size()); ++t) {
     if (chunks.empty() || border[t - 1] || chunks.back().size == chunk_size)
       chunks.push_back({t, 0, prev[t] < 0 ? -1 : result.chunk_of_token[prev[t]], context_of(prev[t])});

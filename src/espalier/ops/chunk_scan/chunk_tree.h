@@ -7,21 +7,15 @@
 #include <vector>
 
 #include "espalier/base/csr.h"
+#include "espalier/ops/kernels/cpu/recurrence/recurrence.h"
 
 namespace espalier::detail {
 
 /// Default maximum number of tokens per chunk.
 inline constexpr int64_t kChunkTokens = 64;
 
-/// Consecutive tokens of one path.
-struct Chunk {
-  int64_t begin, size;
-  int64_t parent;   // the chunk that it continues, or -1
-  int64_t context;  // if parent is -1: the context that it continues, or -1
-};
-
 struct Chunks {
-  std::vector<Chunk> chunks;            // in the order of their tokens
+  std::vector<RecurrenceChunk> chunks;  // in the order of their tokens
   std::vector<int64_t> chunk_of_token;  // [T]
 };
 

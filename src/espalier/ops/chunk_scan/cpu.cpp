@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "espalier/ops/chunk_scan/cpu.h"
+#include "espalier/ops/chunk_scan/recurrence.h"
 
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
@@ -18,14 +18,11 @@ at::Tensor contiguous(const at::Tensor& tensor) {
 RecurrenceForest make_forest(const char* op, int64_t num_tokens, const ScanPaths& paths) {
   check_chunk_size(op, paths.chunk_size);
   const auto ends = checked_tokens(op, "ends", paths.ends, num_tokens);
-  const Chunks cut =
+  Chunks cut =
       cut_into_chunks(checked_prev(op, paths.prev, num_tokens, paths.num_contexts), ends, paths.chunk_size);
-  std::vector<RecurrenceChunk> chunks;
-  for (const Chunk& chunk : cut.chunks)
-    chunks.push_back({chunk.begin, chunk.size, chunk.parent, chunk.context});
   std::vector<int64_t> end_chunks;
   for (const int64_t token : ends) end_chunks.push_back(cut.chunk_of_token[token]);
-  return {std::move(chunks), end_chunks, paths.num_contexts, paths.chunk_size};
+  return {std::move(cut.chunks), end_chunks, paths.num_contexts, paths.chunk_size};
 }
 
 template <class Scalar>

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The operators of elementwise.h as compositions of ATen's, on any device: what runs on GPUs where there are
-// no kernels of ours, or where they are not used (kernel_choice.h). Same arguments, checks, results and
-// roundings; no gradients.
+// The operators of elementwise.h as compositions of ATen's, on any device: what runs on GPUs. Same arguments,
+// checks and results; no gradients. swiglu also rounds silu(gate) to the dtype, as Transformers does.
 #pragma once
 
 #include <array>

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The elementwise operators of a decoder layer, each one pass over its tensors (docs/math.md).
+// The elementwise operators of a decoder layer (docs/math.md): on the CPU each one pass over its tensors, on
+// GPUs compositions of ATen's (composed.h).
 // Tensors are float64, float32 or bfloat16, of the same dtype unless noted; computed in float32 (float64) and
 // rounded when written. Deterministic for any number of threads. All throw on mismatched shapes, dtypes or
 // devices.

@@ -1,19 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "tests/ops/kernels/cuda/emulator.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <array>
 #include <boost/context/fiber.hpp>
 #include <boost/context/fixedsize_stack.hpp>
 #include <cstdlib>
+#include <cstring>
 #include <deque>
 #include <exception>
 #include <memory>
 #include <random>
 #include <stdexcept>
+#include <utility>
 #include <vector>
 
-#include "tests/ops/kernels/cuda/emulator_hooks.h"
 #include "tests/test_seed.h"
 
 // GCC defines a macro, clang has a feature.
@@ -36,7 +39,6 @@ namespace {
 namespace context = boost::context;
 
 constexpr size_t kStackBytes = 256 << 10;
-constexpr int kNumBarriers = 16;
 constexpr int kCopyBytes = 16;
 
 /// Stacks of fibers that have ended wait here for the next ones: a kernel has thousands of threads.
@@ -66,6 +68,11 @@ class PooledStacks {
     return pool;
   }
 };
+
+template <class... Args>
+[[noreturn]] void fail_emulation(fmt::format_string<Args...> text, Args&&... args) {
+  throw std::logic_error(fmt::format(text, std::forward<Args>(args)...));
+}
 
 /// One side of a switch between stacks, as the address sanitizer wants to be told of it.
 struct Stack {
@@ -97,16 +104,9 @@ struct Thread {
   Stack stack;
   bool runnable = true;
   bool done = false;
-  std::function<bool()> ready;  // what it waits for; empty where another thread or action will say so
   std::exception_ptr error;
   std::vector<Copy> open_group;
   std::deque<std::vector<Copy>> groups;
-};
-
-struct Barrier {
-  int arrived = 0;
-  int expected = 0;
-  std::vector<Thread*> waiting;
 };
 
 /// Lanes of a warp on their way to a collective.
@@ -124,11 +124,7 @@ class Block {
  public:
   Block(const EmulatedLaunch& launch, const std::array<int, 3>& index, const std::function<void()>& kernel,
         std::mt19937_64& random, EmulatedCounts& counts)
-      : kernel_(kernel),
-        random_(random),
-        counts_(counts),
-        shared_bytes_(launch.shared_bytes),
-        threads_(launch.threads) {
+      : kernel_(kernel), random_(random), counts_(counts), threads_(launch.threads) {
     // Of exactly the size that was asked for, so that the sanitizer sees what lies beyond.
     void* memory = nullptr;
     if (posix_memalign(&memory, 1024, std::max<size_t>(1, launch.shared_bytes)) != 0) throw std::bad_alloc();
@@ -144,23 +140,15 @@ class Block {
   void run() {
     std::vector<Thread*> ready;
     while (true) {
-      if (!later_.empty() && random_() % 8 == 0) do_one_later();
       list_ready(&ready);
-      if (ready.empty() && (later_.empty() || all_done())) break;
-      if (ready.empty()) {
-        do_one_later();
-        continue;
-      }
+      if (ready.empty()) break;
       std::shuffle(ready.begin(), ready.end(), random_);
       for (Thread* thread : ready) resume(*thread);
     }
     if (error_) std::rethrow_exception(error_);
-    if (all_done()) {
-      if (part_) part_->end();
-      return;
-    }
     const auto waiting =
         std::find_if(threads_.begin(), threads_.end(), [](const Thread& t) { return !t.done; });
+    if (waiting == threads_.end()) return;
     const int first = waiting->place.thread;
     abandoned_ = true;
     for (Thread& thread : threads_) {
@@ -170,43 +158,17 @@ class Block {
   }
 
   Thread& running() { return *running_; }
-  int num_threads() const { return static_cast<int>(threads_.size()); }
   EmulatedCounts& counts() { return counts_; }
-  int64_t shared_bytes() const { return shared_bytes_; }
-  std::unique_ptr<BlockPart>& part() { return part_; }
-  void do_later(std::function<void()> action) { later_.push_back(std::move(action)); }
 
-  void let_others_run() {
-    warp_turns_ = 0;
-    pause();
-  }
-  void wait_until(std::function<bool()> ready) {
-    if (ready()) return;
-    running_->ready = std::move(ready);
+  /// Waits until all threads have come.
+  void sync() {
+    at_barrier_.push_back(running_);
     running_->runnable = false;
+    if (at_barrier_.size() == threads_.size()) {
+      for (Thread* thread : at_barrier_) thread->runnable = true;
+      at_barrier_.clear();
+    }
     pause();
-  }
-
-  void barrier(int number, int count, bool wait) {
-    if (number < 0 || number >= kNumBarriers || count <= 0 || count % simt::kWarpSize != 0) {
-      fail_emulation("barrier {} of {} threads: expected 0 to {}, and whole warps", number, count,
-                     kNumBarriers - 1);
-    }
-    Barrier& barrier = barriers_[number];
-    if (barrier.arrived > 0 && barrier.expected != count) {
-      fail_emulation("barrier {}: some expect {} threads and some {}", number, barrier.expected, count);
-    }
-    barrier.expected = count;
-    ++barrier.arrived;
-    if (wait) {
-      barrier.waiting.push_back(running_);
-      running_->runnable = false;
-    }
-    if (barrier.arrived == count) {
-      for (Thread* thread : barrier.waiting) thread->runnable = true;
-      barrier = {};
-    }
-    if (wait) pause();
   }
 
   void collective(const char* name, void* payload, void (*work)(void* const*)) {
@@ -235,29 +197,6 @@ class Block {
     void operator()(std::byte* memory) const { std::free(memory); }
   };
 
-  bool all_done() const {
-    return std::all_of(threads_.begin(), threads_.end(), [](const Thread& t) { return t.done; });
-  }
-
-  static bool may_run(Thread& thread) {
-    if (thread.runnable || !thread.ready || !thread.ready()) return thread.runnable;
-    thread.ready = nullptr;
-    thread.runnable = true;
-    return true;
-  }
-
-  void do_one_later() {
-    std::swap(later_[random_() % later_.size()], later_.back());
-    const std::function<void()> action = std::move(later_.back());
-    later_.pop_back();
-    try {
-      action();
-    } catch (...) {
-      if (!error_) error_ = std::current_exception();
-      abandoned_ = true;
-    }
-  }
-
   /// For a while one warp runs only where no other can: barriers that only seem to be enough show.
   void starve(std::vector<Thread*>* ready) {
     const auto num_warps = static_cast<int>(meetings_.size());
@@ -275,7 +214,7 @@ class Block {
     const auto list = [&](auto begin, auto end) {
       ready->clear();
       for (auto thread = begin; thread != end; ++thread) {
-        if (!thread->done && (may_run(*thread) || abandoned_)) ready->push_back(&*thread);
+        if (!thread->done && (thread->runnable || abandoned_)) ready->push_back(&*thread);
       }
     };
     if (warp_turns_ > 0 && !abandoned_) {
@@ -338,13 +277,10 @@ class Block {
   const std::function<void()>& kernel_;
   std::mt19937_64& random_;
   EmulatedCounts& counts_;
-  int64_t shared_bytes_;
   std::unique_ptr<std::byte, Free> shared_;
-  std::unique_ptr<BlockPart> part_;
-  std::vector<std::function<void()>> later_;
   std::vector<Thread> threads_;
   std::vector<Meeting> meetings_;
-  std::array<Barrier, kNumBarriers> barriers_;
+  std::vector<Thread*> at_barrier_;
   Thread* running_ = nullptr;
   int warp_ = 0;
   int warp_turns_ = 0;
@@ -364,28 +300,6 @@ void check_aligned(const char* what, const void* address) {
 }
 
 }  // namespace
-
-BlockPart& block_part(const std::function<std::unique_ptr<BlockPart>()>& make) {
-  std::unique_ptr<BlockPart>& part = current->part();
-  if (!part) part = make();
-  return *part;
-}
-
-int64_t shared_bytes() {
-  return current->shared_bytes();
-}
-
-void wait_until(std::function<bool()> ready) {
-  current->wait_until(std::move(ready));
-}
-
-void let_others_run() {
-  current->let_others_run();
-}
-
-void do_later(std::function<void()> action) {
-  current->do_later(std::move(action));
-}
 
 EmulatedCounts emulate(const EmulatedLaunch& launch, const std::function<void()>& kernel) {
   if (launch.threads <= 0 || launch.threads % simt::kWarpSize != 0) {
@@ -419,12 +333,8 @@ const Place& place() {
   return current->running().place;
 }
 
-int num_threads() {
-  return current->num_threads();
-}
-
-void barrier(int number, int count, bool wait) {
-  current->barrier(number, count, wait);
+void sync_block() {
+  current->sync();
 }
 
 void collective(const char* name, void* payload, void (*work)(void* const* payloads)) {

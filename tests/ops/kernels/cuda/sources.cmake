@@ -6,5 +6,4 @@ list(APPEND core_test_sources
   ${CMAKE_CURRENT_LIST_DIR}/attention/tree_attention_forward_test.cpp
   ${CMAKE_CURRENT_LIST_DIR}/emulator.cpp
   ${CMAKE_CURRENT_LIST_DIR}/head/logit_math_test.cpp
-  ${CMAKE_CURRENT_LIST_DIR}/pointwise/row_math_test.cpp
   ${CMAKE_CURRENT_LIST_DIR}/simt_test.cpp)

@@ -56,5 +56,23 @@ inline double exp_of(double x) {
   return __builtin_exp(x);
 }
 
+// Near 0 by the minimax polynomial of Cephes (S. L. Moshier, tanhf.c, 1984-1994), else by e^(-2 |x|), 3 ulp.
+inline float tanh_of(float x) {
+  const float size = __builtin_fabsf(x), square = x * x;
+  float p = -5.70498872745e-3f;
+  p = p * square + 2.06390887954e-2f;
+  p = p * square + -5.37397155531e-2f;
+  p = p * square + 1.33314422036e-1f;
+  p = p * square + -3.33332819422e-1f;
+  const float near_zero = p * square * x + x;
+  const float e = exp_of(-2 * size);
+  const float far = __builtin_copysignf((1 - e) / (1 + e), x);
+  return size < 0.625f ? near_zero : far;
+}
+
+inline double tanh_of(double x) {
+  return __builtin_tanh(x);
+}
+
 }  // namespace
 }  // namespace espalier::ESPALIER_CPU_NAMESPACE

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Primitives that kernels are written in: threads, shared memory and tensor cores of a GPU, with two
-// implementations. nvcc uses simt_device.h, which maps to CUDA. Other compilers use simt_host.h, and a kernel
-// then runs in an emulator, thread by thread (tests/ops/kernels/cuda/emulator.h): the same source, with its
-// tiles, indices and synchronisation, is tested without a GPU.
+// implementations. nvcc uses simt_device.h, which maps to CUDA. Other compilers include ESPALIER_SIMT_HEADER,
+// which tests define: a kernel then runs in an emulator, thread by thread
+// (tests/ops/kernels/cuda/emulator.h), and the same source, with its tiles, indices and synchronisation, is
+// tested without a GPU.
 //
 // A kernel is a function template `ESPALIER_KERNEL void name(const Params&)`. A .cu file wraps it in a
 // __global__ function; a test passes it to the emulator. It may use the primitives below and plain C++, but
@@ -19,11 +20,9 @@
 // Order
 //   sync_block()                 all threads of the block
 //   sync_warp()                  the 32 lanes of a warp, which must all call it, as in all collectives below
-//   sync_threads(barrier, count) `count` threads, a multiple of 32, at one of the barriers 1 to 15
-//   arrive_threads(barrier, count)  counts there without waiting
 //
 // Between lanes (values of 4 or 8 bytes)
-//   shuffle(value, lane), shuffle_xor(value, mask), shuffle_up(value, distance), ballot(bool)
+//   shuffle_xor(value, mask), ballot(bool)
 //
 // Memory
 //   copy_async(to_shared, from_global, valid)
@@ -32,12 +31,9 @@
 //                                that.
 //   commit_copies()              ends a group of copies of this thread
 //   wait_copies<N>()             until all but its last N groups are there
-//   atomic_add(address, value)   float or int32_t in global memory; returns the old value
 //   add_fragment(fragments, d)   adds four floats of each lane, atomically, to 128 in global memory (at a
 //                                multiple of 16 bytes) in the order that is fastest; load_fragment reads them
-//   load_once(address)           a read of global memory through the read-only cache
-//   load_vector(address), store_vector(address, Vector16)
-//                                16 bytes at once, aligned to them
+//   load_vector(address)         16 bytes at once, aligned to them
 //   store_pairs(address, low, high)
 //                                two uint32_t at once, aligned to 8 bytes
 //
@@ -46,7 +42,6 @@
 //
 // Arithmetic
 //   exp2(x), log2(x)             float, to about 2 units in the last place; exp2(-infinity) = 0
-//   reciprocal(x)                1 / x: float to about 1 unit in the last place, 0 below the normal numbers
 //   pack<Element>(low, high)     two floats, rounded to nearest even, as the halves of a uint32_t
 //   unpack<Element>(pair)        and back
 //
@@ -67,7 +62,7 @@
 
 namespace espalier::simt {
 
-/// 16 bytes that are read and written at once.
+/// 16 bytes that are read or written at once.
 struct alignas(16) Vector16 {
   uint32_t words[4];
 };
@@ -82,7 +77,7 @@ struct FloatPair {
 #ifdef __CUDACC__
 #include "espalier/ops/kernels/cuda/simt_device.h"
 #else
-#include "espalier/ops/kernels/cuda/simt_host.h"
+#include ESPALIER_SIMT_HEADER
 #endif
 
 namespace espalier::simt {

@@ -41,24 +41,10 @@ __device__ __forceinline__ void sync_block() {
 __device__ __forceinline__ void sync_warp() {
   __syncwarp();
 }
-__device__ __forceinline__ void sync_threads(int barrier, int count) {
-  asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(count) : "memory");
-}
-__device__ __forceinline__ void arrive_threads(int barrier, int count) {
-  asm volatile("bar.arrive %0, %1;" ::"r"(barrier), "r"(count) : "memory");
-}
 
-template <class T>
-__device__ __forceinline__ T shuffle(T value, int lane) {
-  return __shfl_sync(0xffffffff, value, lane);
-}
 template <class T>
 __device__ __forceinline__ T shuffle_xor(T value, int mask) {
   return __shfl_xor_sync(0xffffffff, value, mask);
-}
-template <class T>
-__device__ __forceinline__ T shuffle_up(T value, int distance) {
-  return __shfl_up_sync(0xffffffff, value, distance);
 }
 __device__ __forceinline__ uint32_t ballot(bool value) {
   return __ballot_sync(0xffffffff, value);
@@ -78,10 +64,6 @@ __device__ __forceinline__ void commit_copies() {
 template <int N>
 __device__ __forceinline__ void wait_copies() {
   asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
-}
-template <class T>
-__device__ __forceinline__ T atomic_add(T* address, T value) {
-  return atomicAdd(address, value);
 }
 __device__ __forceinline__ void add_fragment(float* fragments, const float (&d)[4]) {
 #if __CUDA_ARCH__ >= 900
@@ -103,17 +85,9 @@ __device__ __forceinline__ void load_fragment(const float* fragments, float (&d)
   for (int i = 0; i < 4; ++i) d[i] = fragments[32 * i + lane()];
 #endif
 }
-template <class T>
-__device__ __forceinline__ T load_once(const T* address) {
-  return __ldg(address);
-}
 __device__ __forceinline__ Vector16 load_vector(const void* address) {
   const uint4 v = *static_cast<const uint4*>(address);
   return {{v.x, v.y, v.z, v.w}};
-}
-__device__ __forceinline__ void store_vector(void* address, const Vector16& vector) {
-  *static_cast<uint4*>(address) =
-      make_uint4(vector.words[0], vector.words[1], vector.words[2], vector.words[3]);
 }
 __device__ __forceinline__ void store_pairs(void* address, uint32_t low, uint32_t high) {
   *static_cast<uint2*>(address) = make_uint2(low, high);
@@ -132,14 +106,6 @@ __device__ __forceinline__ float log2(float x) {
   float result;
   asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x));
   return result;
-}
-__device__ __forceinline__ float reciprocal(float x) {
-  float result;
-  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x));
-  return result;
-}
-__device__ __forceinline__ double reciprocal(double x) {
-  return 1 / x;
 }
 
 template <class Element>

@@ -8,6 +8,7 @@
 
 #include "espalier/base/check.h"
 #include "tests/ops/attention/random_subtrees.h"
+#include "tests/ops/kernels/cpu/attention/tile_counts.h"
 #include "tests/test_seed.h"
 
 namespace espalier {
@@ -86,36 +87,29 @@ bool is_order(const std::vector<int32_t>& order, size_t size) {
 }
 
 TEST(Schedule, ClassifiesEveryTileOfRandomForests) {
-  TileCounts total;
+  testing::TileCounts total;
   for (uint64_t seed = 0; seed < 3000; ++seed) {
     SCOPED_TRACE("seed " + std::to_string(seed));
     const Problem problem = random_problem(seed);
     const Schedule schedule = make_schedule(problem.ends, problem.context, problem.sizes);
     ASSERT_EQ(wrong_tiles(problem, schedule), 0);
-    total.empty += schedule.counts.empty;
-    total.partial += schedule.counts.partial;
-    total.full += schedule.counts.full;
+    total.add(schedule);
   }
   EXPECT_GT(total.empty, 1000);
   EXPECT_GT(total.partial, 1000);
   EXPECT_GT(total.full, 1000);
 }
 
-TEST(Schedule, ListsOfKeyBlocksAreThoseOfQueryBlocksInTheirOrder) {
+TEST(Schedule, TilesOfAKeyBlockTakeTurnsInTheOrderOfQueryBlocks) {
   for (uint64_t seed = 0; seed < 500; ++seed) {
     SCOPED_TRACE("seed " + std::to_string(seed));
     const Problem problem = random_problem(seed);
     const Schedule schedule = make_schedule(problem.ends, problem.context, problem.sizes);
     ASSERT_TRUE(is_order(schedule.query_order, schedule.tiles.num_rows()));
-    ASSERT_TRUE(is_order(schedule.key_order, schedule.key_blocks.size()));
-    ASSERT_EQ(schedule.query_blocks.values.size(), schedule.tiles.values.size());
-    std::vector<int32_t> rank(schedule.tiles.num_rows());
-    for (size_t i = 0; i < rank.size(); ++i) rank[schedule.query_order[i]] = static_cast<int32_t>(i);
+    const auto query_blocks = testing::query_blocks_of_keys(schedule);
     for (int32_t q = 0; q < schedule.num_query_blocks(); ++q) {
       for (const Tile& tile : schedule.tiles.row(q)) {
-        const auto list = schedule.query_blocks.row(tile.key_block);
-        ASSERT_EQ(list[tile.turn], q);
-        ASSERT_TRUE(tile.turn == 0 || rank[list[tile.turn - 1]] < rank[q]);
+        ASSERT_EQ(query_blocks[tile.key_block][tile.turn], q);
       }
     }
   }
@@ -124,10 +118,10 @@ TEST(Schedule, ListsOfKeyBlocksAreThoseOfQueryBlocksInTheirOrder) {
 TEST(Schedule, LongestComeFirst) {
   const Schedule chain = make_schedule(Ends(64, 64), {}, {8, 8});
   EXPECT_EQ(chain.query_order, (std::vector<int32_t>{7, 6, 5, 4, 3, 2, 1, 0}));
-  EXPECT_EQ(chain.key_order, (std::vector<int32_t>{0, 1, 2, 3, 4, 5, 6, 7}));
-  EXPECT_EQ(chain.counts.partial, 8);
-  EXPECT_EQ(chain.counts.full, 28);
-  EXPECT_EQ(chain.counts.empty, 28);
+  const auto counts = testing::TileCounts::of(chain);
+  EXPECT_EQ(counts.partial, 8);
+  EXPECT_EQ(counts.full, 28);
+  EXPECT_EQ(counts.empty, 28);
   EXPECT_EQ(chain.num_pairs, 36 * 64);
 }
 
@@ -140,7 +134,7 @@ TEST(Schedule, OfAWideStarIsShort) {
   const Schedule schedule = make_schedule(ends, {}, {32, 64});
   EXPECT_EQ(schedule.num_query_blocks(), 12'502);
   EXPECT_LT(schedule.tiles.values.size(), 4 * 12'502u);
-  EXPECT_GT(schedule.counts.empty, 70'000'000);
+  EXPECT_GT(testing::TileCounts::of(schedule).empty, 70'000'000);
 }
 
 TEST(Schedule, OfNothingIsEmpty) {

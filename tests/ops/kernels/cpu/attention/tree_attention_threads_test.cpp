@@ -133,7 +133,7 @@ Results<Element> attend_in_threads(Problem<Element>& problem, TileProducts produ
     results.grad_k.emplace_back(keys.size());
     results.grad_v.emplace_back(keys.size());
   }
-  const AttentionShape shape{problem.tokens(), kHeads, kKeyHeads, kHeadDim};
+  const AttentionShape shape{problem.tokens(), kHeads, kKeyHeads, kHeadDim, kHeadDim};
   const auto k = views<const Element>(problem.k), v = views<const Element>(problem.v);
   const AttentionInputs<Element> inputs{shape,
                                         kScale,

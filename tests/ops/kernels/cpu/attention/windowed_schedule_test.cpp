@@ -8,6 +8,7 @@
 
 #include "espalier/ops/kernels/cpu/attention/tree_attention_tile.h"
 #include "tests/ops/attention/random_subtrees.h"
+#include "tests/ops/kernels/cpu/attention/tile_counts.h"
 #include "tests/test_seed.h"
 
 namespace espalier {
@@ -67,7 +68,7 @@ std::pair<int64_t, int64_t> pairs_of(const Problem& problem, const Schedule& sch
 }
 
 TEST(WindowedSchedule, ListsWhatHasVisiblePairs) {
-  TileCounts total;
+  testing::TileCounts total;
   for (uint64_t seed = 0; seed < 1000; ++seed) {
     SCOPED_TRACE("seed " + std::to_string(seed));
     Problem problem(seed);
@@ -82,9 +83,7 @@ TEST(WindowedSchedule, ListsWhatHasVisiblePairs) {
         ASSERT_TRUE(visible == 0 || found->second == (visible == all));
       }
     }
-    total.empty += schedule.counts.empty;
-    total.partial += schedule.counts.partial;
-    total.full += schedule.counts.full;
+    total.add(schedule);
   }
   EXPECT_GT(total.empty, 1000);
   EXPECT_GT(total.partial, 1000);
@@ -97,8 +96,8 @@ TEST(WindowedSchedule, SkipsTilesOutsideEveryWindow) {
   for (int32_t i = 0; i < 1024; ++i) positions[i] = i;
   const Schedule schedule = make_schedule(ends, {}, {64, 64}, {100, positions.data()});
   // The block itself, the one before, and that before the latter.
-  EXPECT_EQ(schedule.counts.partial + schedule.counts.full, 16 + 15 + 14);
-  EXPECT_EQ(make_schedule(ends, {}, {64, 64}).counts.empty, 16 * 15 / 2);
+  EXPECT_EQ(schedule.tiles.values.size(), 16 + 15 + 14);
+  EXPECT_EQ(testing::TileCounts::of(make_schedule(ends, {}, {64, 64})).empty, 16 * 15 / 2);
 }
 
 using Pair = std::tuple<int32_t, int32_t, int32_t>;  // segment, query, key

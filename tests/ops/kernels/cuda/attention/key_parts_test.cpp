@@ -8,8 +8,8 @@
 #include <set>
 #include <tuple>
 
-#include "espalier/ops/kernels/cpu/attention/schedule.h"
 #include "espalier/ops/kernels/cuda/attention/tree_attention_backward.h"
+#include "tests/ops/kernels/cpu/attention/tile_counts.h"
 #include "tests/ops/kernels/cuda/attention/attention_problems.h"
 #include "tests/ops/kernels/cuda/emulator.h"
 #include "tests/test_seed.h"
@@ -58,8 +58,8 @@ struct KernelParts {
 std::vector<int64_t> steps_of_blocks(const Problem& problem) {
   const Schedule schedule = make_schedule(problem.ends, problem.context, problem.sizes);
   std::vector<int64_t> steps;
-  for (size_t k = 0; k < schedule.key_blocks.size(); ++k) {
-    steps.push_back(std::ssize(schedule.query_blocks.row(k)) * problem.inputs.steps_per_tile);
+  for (const auto& query_blocks : testing::query_blocks_of_keys(schedule)) {
+    steps.push_back(std::ssize(query_blocks) * problem.inputs.steps_per_tile);
   }
   return steps;
 }

@@ -3,7 +3,7 @@
 
 #include <gtest/gtest.h>
 
-#include "espalier/ops/kernels/cpu/attention/schedule.h"
+#include "tests/ops/kernels/cpu/attention/tile_counts.h"
 #include "tests/ops/kernels/cuda/attention/attention_problems.h"
 #include "tests/ops/kernels/cuda/emulator.h"
 #include "tests/test_seed.h"
@@ -60,7 +60,7 @@ int64_t differences(const Schedule& expected, const TileSchedule& schedule) {
 }
 
 TEST(TileScheduleTest, IsThatOfTheCpu) {
-  TileCounts total;
+  testing::TileCounts total;
   int64_t context_tiles = 0;
   for (uint64_t seed = 0; seed < 250; ++seed) {
     SCOPED_TRACE("seed " + std::to_string(seed));
@@ -68,9 +68,7 @@ TEST(TileScheduleTest, IsThatOfTheCpu) {
     const Schedule expected = make_schedule(problem.ends, problem.context, problem.sizes);
     const EmulatedSchedule emulated(problem.ends, problem.context, problem.sizes, seed);
     ASSERT_EQ(differences(expected, emulated.schedule), 0);
-    total.empty += expected.counts.empty;
-    total.partial += expected.counts.partial;
-    total.full += expected.counts.full;
+    total.add(expected);
     for (const Tile& tile : expected.tiles.values) {
       context_tiles += expected.key_blocks[tile.key_block].segment >= 0;
     }
@@ -87,11 +85,12 @@ TEST(TileScheduleTest, QueryBlocksOfAKeyBlockAreContiguous) {
     SCOPED_TRACE("seed " + std::to_string(seed));
     const Problem problem = random_problem(seed);
     const Schedule schedule = make_schedule(problem.ends, problem.context, problem.sizes);
+    const auto query_blocks = testing::query_blocks_of_keys(schedule);
     for (size_t k = 0; k < schedule.key_blocks.size(); ++k) {
       const KeyBlock& block = schedule.key_blocks[k];
       const int32_t first = block.query_begin / problem.sizes.queries;
       const int32_t last = (block.query_end - 1) / problem.sizes.queries;
-      ASSERT_EQ(schedule.query_blocks.row(k).size(), static_cast<size_t>(last - first + 1));
+      ASSERT_EQ(query_blocks[k].size(), static_cast<size_t>(last - first + 1));
     }
   }
 }

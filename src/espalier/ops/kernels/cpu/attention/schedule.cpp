@@ -132,47 +132,27 @@ void list_tiles(Schedule& schedule, std::span<const int32_t> subtree_end) {
     for (const int32_t block : open) {
       const TileClass tile = windowed.classify(block, classify(blocks[block], begin, end));
       if (tile == TileClass::kEmpty) continue;
-      const bool full = tile == TileClass::kFull;
-      schedule.tiles.values.push_back({block, 0, full});
-      ++(full ? schedule.counts.full : schedule.counts.partial);
+      schedule.tiles.values.push_back({block, 0, tile == TileClass::kFull});
     }
     schedule.tiles.end_row();
   }
 }
 
-std::vector<int32_t> largest_first(const std::vector<int64_t>& work) {
-  std::vector<int32_t> order = iota(work.size());
-  std::stable_sort(order.begin(), order.end(), [&](int32_t a, int32_t b) { return work[a] > work[b]; });
-  return order;
-}
-
-void order_blocks(Schedule& schedule) {
-  std::vector<int64_t> query_work(schedule.num_query_blocks()), key_work(schedule.key_blocks.size());
+void order_query_blocks(Schedule& schedule) {
+  std::vector<int64_t> work(schedule.num_query_blocks());
   for (int32_t q = 0; q < schedule.num_query_blocks(); ++q) {
     for (const Tile& tile : schedule.tiles.row(q)) {
-      const int64_t pairs = static_cast<int64_t>(schedule.query_end(q) - schedule.query_begin(q)) *
-                            schedule.key_blocks[tile.key_block].num_keys();
-      query_work[q] += pairs;
-      key_work[tile.key_block] += pairs;
-      schedule.num_pairs += pairs;
+      work[q] += static_cast<int64_t>(schedule.query_end(q) - schedule.query_begin(q)) *
+                 schedule.key_blocks[tile.key_block].num_keys();
     }
+    schedule.num_pairs += work[q];
   }
-  schedule.query_order = largest_first(query_work);
-  schedule.key_order = largest_first(key_work);
-}
-
-void list_query_blocks(Schedule& schedule) {
-  std::vector<int64_t>& offsets = schedule.query_blocks.offsets;
-  offsets.assign(schedule.key_blocks.size() + 1, 0);
-  for (const Tile& tile : schedule.tiles.values) ++offsets[tile.key_block + 1];
-  std::partial_sum(offsets.begin(), offsets.end(), offsets.begin());
-  schedule.query_blocks.values.resize(schedule.tiles.values.size());
-  std::vector<int32_t> listed(schedule.key_blocks.size());
+  schedule.query_order = iota(work.size());
+  std::stable_sort(schedule.query_order.begin(), schedule.query_order.end(),
+                   [&](int32_t a, int32_t b) { return work[a] > work[b]; });
+  std::vector<int32_t> turns(schedule.key_blocks.size());
   for (const int32_t q : schedule.query_order) {
-    for (Tile& tile : schedule.tiles.row(q)) {
-      tile.turn = listed[tile.key_block]++;
-      schedule.query_blocks.values[offsets[tile.key_block] + tile.turn] = q;
-    }
+    for (Tile& tile : schedule.tiles.row(q)) tile.turn = turns[tile.key_block]++;
   }
 }
 
@@ -188,10 +168,7 @@ Schedule make_schedule(std::span<const int32_t> subtree_end, std::span<const Con
   schedule.key_blocks = make_key_blocks(subtree_end, context, sizes.keys);
   schedule.window = window;
   list_tiles(schedule, subtree_end);
-  schedule.counts.empty = static_cast<int64_t>(schedule.key_blocks.size()) * schedule.num_query_blocks() -
-                          schedule.counts.full - schedule.counts.partial;
-  order_blocks(schedule);
-  list_query_blocks(schedule);
+  order_query_blocks(schedule);
   return schedule;
 }
 

@@ -17,7 +17,7 @@ namespace espalier {
 /// A block of keys in the list of a block of queries.
 struct Tile {
   int32_t key_block;
-  int32_t turn;  // its index in the key block's list
+  int32_t turn;  // how many of the key block's tiles come before it, by query_order
   bool full;
 };
 
@@ -35,23 +35,14 @@ struct SlidingWindow {
   bool sees(int32_t query, int32_t key_position) const { return position[query] - key_position < size; }
 };
 
-struct TileCounts {
-  int64_t empty = 0;
-  int64_t partial = 0;
-  int64_t full = 0;
-};
-
 struct Schedule {
   BlockSizes sizes;
   int32_t num_tokens = 0;
   std::vector<KeyBlock> key_blocks;  // the forest's own in order, then the context's
   Csr<Tile> tiles;                   // by query block: tiles that are not empty
-  Csr<int32_t> query_blocks;  // by key block: the query blocks that have a tile with it, in query_order
   std::vector<int32_t> query_order;  // query blocks by the number of (query, key) pairs in their tiles,
                                      // largest first
-  std::vector<int32_t> key_order;    // key blocks likewise
-  TileCounts counts;
-  int64_t num_pairs = 0;  // (query, key) pairs in listed tiles
+  int64_t num_pairs = 0;             // (query, key) pairs in listed tiles
   SlidingWindow window;
 
   int32_t num_query_blocks() const { return static_cast<int32_t>(tiles.num_rows()); }

@@ -59,12 +59,16 @@ struct Rows {
 /// Scalar, float or double, is the accumulator type.
 template <class Scalar>
 struct TileMath {
+  /// Scores s of visible pairs become cap * tanh(s / cap).
+  void (*cap_scores)(const ScoreTile<Scalar>&, Scalar cap);
   /// One step of the online softmax: scores become 2^(score - maximum), 0 where not visible. Rows without a
   /// visible key keep maximum -infinity and get correction 0.
   void (*softmax_step)(const ScoreTile<Scalar>&, const SoftmaxState<Scalar>&);
   /// Scores become p = 2^(score - lse2), and the other tile p * (tile - delta); 0 where not
   /// visible.
   void (*differentiate)(const ScoreTile<Scalar>&, const ScoreGradient<Scalar>&);
+  /// The same for scores before cap_scores: the other tile is multiplied by the derivative of the cap, too.
+  void (*differentiate_capped)(const ScoreTile<Scalar>&, const ScoreGradient<Scalar>&, Scalar cap);
   /// Copies rows to `to` [num_rows, width].
   void (*copy_rows)(const Rows<const Scalar>& from, Scalar* to);
   /// row r *= factor[r].

@@ -73,6 +73,17 @@ void exponentiate(const ScoreTile<Scalar>& tile, Scalar* __restrict s0, const Sc
 }
 
 template <class Scalar>
+void cap_scores(const ScoreTile<Scalar>& tile, Scalar cap) {
+  const Scalar inverse = 1 / cap;
+  for (int32_t key = 0; key < tile.num_keys; ++key) {
+    Scalar* __restrict s = tile.scores + key * tile.stride;
+    for (int32_t r = tile.visible[key].begin; r < tile.visible[key].end; ++r) {
+      s[r] = cap * tanh_of(s[r] * inverse);
+    }
+  }
+}
+
+template <class Scalar>
 void softmax_step(const ScoreTile<Scalar>& tile, const SoftmaxState<Scalar>& state) {
   Scalar* __restrict maximum = state.maximum;
   Scalar* __restrict correction = state.correction;
@@ -109,6 +120,26 @@ void differentiate(const ScoreTile<Scalar>& tile, const ScoreGradient<Scalar>& g
       const Scalar p = exp2_of((s[r] - lse2[r]) - lse2_rest[r]);
       s[r] = p;
       d[r] = p * (d[r] - delta[r]);
+    }
+    fill_invisible(tile, tile.scores, key, Scalar(0));
+    fill_invisible(tile, gradient.tile, key, Scalar(0));
+  }
+}
+
+template <class Scalar>
+void differentiate_capped(const ScoreTile<Scalar>& tile, const ScoreGradient<Scalar>& gradient, Scalar cap) {
+  const Scalar* __restrict lse2 = gradient.lse2;
+  const Scalar* __restrict lse2_rest = gradient.lse2_rest;
+  const Scalar* __restrict delta = gradient.delta;
+  const Scalar inverse = 1 / cap;
+  for (int32_t key = 0; key < tile.num_keys; ++key) {
+    Scalar* __restrict s = tile.scores + key * tile.stride;
+    Scalar* __restrict d = gradient.tile + key * tile.stride;
+    for (int32_t r = tile.visible[key].begin; r < tile.visible[key].end; ++r) {
+      const Scalar t = tanh_of(s[r] * inverse);
+      const Scalar p = exp2_of((cap * t - lse2[r]) - lse2_rest[r]);
+      s[r] = p;
+      d[r] = p * (d[r] - delta[r]) * (1 - t * t);
     }
     fill_invisible(tile, tile.scores, key, Scalar(0));
     fill_invisible(tile, gradient.tile, key, Scalar(0));
@@ -237,9 +268,10 @@ void narrow(const float* __restrict from, BFloat16* __restrict to, int64_t count
 
 template <class Scalar>
 const TileMath<Scalar>& tile_math() {
-  static constexpr TileMath<Scalar> kMath{&softmax_step<Scalar>, &differentiate<Scalar>, &copy_rows<Scalar>,
-                                          &scale_rows<Scalar>,   &divide_rows<Scalar>,   &transpose<Scalar>,
-                                          &add_rows<Scalar>,     &dot_rows<Scalar>,      &all_finite<Scalar>};
+  static constexpr TileMath<Scalar> kMath{
+      &cap_scores<Scalar>, &softmax_step<Scalar>, &differentiate<Scalar>, &differentiate_capped<Scalar>,
+      &copy_rows<Scalar>,  &scale_rows<Scalar>,   &divide_rows<Scalar>,   &transpose<Scalar>,
+      &add_rows<Scalar>,   &dot_rows<Scalar>,     &all_finite<Scalar>};
   return kMath;
 }
 

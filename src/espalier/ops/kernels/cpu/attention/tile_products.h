@@ -22,7 +22,7 @@ enum TileOperand { kQueries, kOutputGradients, kNumTileOperands };
 template <class Scalar>
 struct TileProductSettings {
   int64_t stride;  // rows of a tile, rounded up
-  int64_t head_dim;
+  int64_t width;   // of keys or values, the larger
   InstructionSet isa;
   Multiply<Scalar> multiply;
 };
@@ -33,40 +33,40 @@ class BlasProducts {
   using Scalar = Scalar_;
 
   /// Number of scratch scalars for the first `operands` operands.
-  static int64_t scratch(int64_t stride, int64_t head_dim, int operands) {
-    return operands * stride * round_up(head_dim, kCacheLine);
+  static int64_t scratch(int64_t stride, int64_t width, int operands) {
+    return operands * stride * round_up(width, kCacheLine);
   }
 
   BlasProducts(const TileProductSettings<Scalar>& settings, int operands, Scratch<Scalar>& scratch)
       : settings_(settings), math_(tile_math<Scalar>(settings.isa)) {
-    for (int i = 0; i < operands; ++i) transposed_[i] = scratch.take(settings.stride * settings.head_dim);
+    for (int i = 0; i < operands; ++i) transposed_[i] = scratch.take(settings.stride * settings.width);
   }
 
-  /// Sets the rows [count, head_dim] of score(), which multiplies their products with keys by `factor`.
-  void take_rows(TileOperand operand, const Scalar* rows, int64_t count, Scalar factor) {
-    math_.transpose({rows, settings_.head_dim, count, settings_.head_dim}, factor, transposed_[operand],
+  /// Sets the rows of score(), which multiplies their products with keys by `factor`. No gaps between rows.
+  void take_rows(TileOperand operand, const Rows<Scalar>& rows, Scalar factor) {
+    math_.transpose({rows.data, rows.stride, rows.num_rows, rows.width}, factor, transposed_[operand],
                     settings_.stride);
   }
 
-  /// Sets the rows [count, head_dim] of sum_over_rows(), scaled by `factor`. May modify them; they must stay
-  /// alive.
-  void take_summands(TileOperand operand, Scalar* rows, int64_t count, Scalar factor) {
-    for (int64_t i = 0; factor != 1 && i < count * settings_.head_dim; ++i) rows[i] *= factor;
-    summands_[operand] = rows;
+  /// Sets the rows of sum_over_rows(), scaled by `factor`. May modify them; they must stay alive. No gaps
+  /// between rows.
+  void take_summands(TileOperand operand, const Rows<Scalar>& rows, Scalar factor) {
+    for (int64_t i = 0; factor != 1 && i < rows.num_rows * rows.width; ++i) rows.data[i] *= factor;
+    summands_[operand] = rows.data;
   }
 
   /// to[key, row] = factor * keys[key] . rows[row], for the rows in the range (whose begin is a multiple of
   /// 16).
   void score(TileOperand operand, const Rows<const Scalar>& keys, RowRange range, Scalar* to) const {
-    settings_.multiply({false, keys.num_rows, range.end - range.begin, settings_.head_dim, keys.data,
-                        keys.stride, transposed_[operand] + range.begin, settings_.stride, to + range.begin,
+    settings_.multiply({false, keys.num_rows, range.end - range.begin, keys.width, keys.data, keys.stride,
+                        transposed_[operand] + range.begin, settings_.stride, to + range.begin,
                         settings_.stride, false});
   }
 
   /// to[row] += sum over keys of weight[key, row] * keys[key], for the rows of the weights; to: [rows,
-  /// head_dim].
+  /// width].
   void sum_over_keys(const ScoreTile<Scalar>& weights, const Rows<const Scalar>& keys, Scalar* to) const {
-    const int64_t first = weights.rows.begin, d = settings_.head_dim;
+    const int64_t first = weights.rows.begin, d = keys.width;
     settings_.multiply({true, weights.rows.end - first, d, keys.num_rows, weights.scores + first,
                         weights.stride, keys.data, keys.stride, to + first * d, d, true});
   }
@@ -74,7 +74,7 @@ class BlasProducts {
   /// to[key] = (add: +=) factor * sum over the weights' rows of weight[key, row] * rows[row].
   void sum_over_rows(TileOperand operand, const ScoreTile<Scalar>& weights, const Rows<Scalar>& to,
                      bool add) const {
-    const int64_t first = weights.rows.begin, d = settings_.head_dim;
+    const int64_t first = weights.rows.begin, d = to.width;
     settings_.multiply({false, weights.num_keys, d, weights.rows.end - first, weights.scores + first,
                         weights.stride, summands_[operand] + first * d, d, to.data, to.stride, add});
   }
@@ -92,15 +92,15 @@ class PanelProducts {
  public:
   using Scalar = float;
 
-  static int64_t scratch(int64_t stride, int64_t head_dim, int operands) {
-    const Sizes sizes(stride, head_dim);
+  static int64_t scratch(int64_t stride, int64_t width, int operands) {
+    const Sizes sizes(stride, width);
     return operands * (round_up(sizes.rows, kCacheLine) + round_up(sizes.summands, kCacheLine)) +
            round_up(sizes.left, kCacheLine) + round_up(sizes.right, kCacheLine);
   }
 
   PanelProducts(const TileProductSettings<float>& settings, int operands, Scratch<float>& scratch)
-      : stride_(settings.stride), head_dim_(settings.head_dim), math_(panel_math<Word>(settings.isa)) {
-    const Sizes sizes(stride_, head_dim_);
+      : stride_(settings.stride), math_(panel_math<Word>(settings.isa)) {
+    const Sizes sizes(stride_, settings.width);
     const auto take = [&](int64_t words) { return reinterpret_cast<Word*>(scratch.take(words)); };
     for (int i = 0; i < operands; ++i) {
       operands_[i].rows = take(sizes.rows);
@@ -110,20 +110,21 @@ class PanelProducts {
     right_ = take(sizes.right);
   }
 
-  void take_rows(TileOperand operand, const float* rows, int64_t count, float factor) {
-    math_.pack({rows, head_dim_, 1, count, head_dim_}, kRightPanel, operands_[operand].rows);
+  void take_rows(TileOperand operand, const Rows<float>& rows, float factor) {
+    math_.pack({rows.data, rows.stride, 1, rows.num_rows, rows.width}, kRightPanel, operands_[operand].rows);
     operands_[operand].score_factor = factor;
   }
 
-  void take_summands(TileOperand operand, float* rows, int64_t count, float factor) {
-    math_.pack({rows, 1, head_dim_, head_dim_, count}, kRightPanel, operands_[operand].summands);
-    operands_[operand].summand_words = num_words<Word>(count);
+  void take_summands(TileOperand operand, const Rows<float>& rows, float factor) {
+    math_.pack({rows.data, 1, rows.stride, rows.width, rows.num_rows}, kRightPanel,
+               operands_[operand].summands);
+    operands_[operand].summand_words = num_words<Word>(rows.num_rows);
     operands_[operand].summand_factor = factor;
   }
 
   void score(TileOperand operand, const Rows<const float>& keys, RowRange range, float* to) const {
-    const int64_t words = num_words<Word>(head_dim_);
-    math_.pack({keys.data, keys.stride, 1, keys.num_rows, head_dim_}, kLeftPanel, left_);
+    const int64_t words = num_words<Word>(keys.width);
+    math_.pack({keys.data, keys.stride, 1, keys.num_rows, keys.width}, kLeftPanel, left_);
     math_.multiply({keys.num_rows, range.end - range.begin, words, left_, words * kLeftPanel, kLeftPanel,
                     operands_[operand].rows + range.begin * words, words * kRightPanel, to + range.begin,
                     stride_, false, operands_[operand].score_factor});
@@ -133,17 +134,17 @@ class PanelProducts {
     const int64_t first = weights.rows.begin, rows = weights.rows.end - first;
     const int64_t words = num_words<Word>(keys.num_rows);
     const float* scores = weights.scores + first;
-    math_.pack({keys.data, 1, keys.stride, head_dim_, keys.num_rows}, kRightPanel, right_);
+    math_.pack({keys.data, 1, keys.stride, keys.width, keys.num_rows}, kRightPanel, right_);
     PanelProduct<Word> product{rows,
-                               head_dim_,
+                               keys.width,
                                words,
                                left_,
                                words * kLeftPanel,
                                kLeftPanel,
                                right_,
                                words * kRightPanel,
-                               to + first * head_dim_,
-                               head_dim_,
+                               to + first * keys.width,
+                               keys.width,
                                true,
                                1};
     if constexpr (std::is_same_v<Word, float>) {
@@ -162,7 +163,7 @@ class PanelProducts {
     const int64_t first = weights.rows.begin, rows = weights.rows.end - first;
     const int64_t words = num_words<Word>(rows);
     math_.pack({weights.scores + first, weights.stride, 1, weights.num_keys, rows}, kLeftPanel, left_);
-    math_.multiply({weights.num_keys, head_dim_, words, left_, words * kLeftPanel, kLeftPanel,
+    math_.multiply({weights.num_keys, to.width, words, left_, words * kLeftPanel, kLeftPanel,
                     operands_[operand].summands + num_words<Word>(first) * kRightPanel,
                     operands_[operand].summand_words * kRightPanel, to.data, to.stride, add,
                     operands_[operand].summand_factor});
@@ -173,13 +174,13 @@ class PanelProducts {
   struct Sizes {
     int64_t rows, summands, left, right;
 
-    Sizes(int64_t stride, int64_t head_dim) {
-      const int64_t width = num_words<Word>(head_dim), keys = num_words<Word>(kMaxChunkKeys);
-      rows = packed_words(stride, width, kRightPanel);
-      summands = packed_words(head_dim, num_words<Word>(stride), kRightPanel);
-      left = std::max({packed_words(kMaxChunkKeys, width, kLeftPanel), packed_words(stride, keys, kLeftPanel),
+    Sizes(int64_t stride, int64_t width) {
+      const int64_t words = num_words<Word>(width), keys = num_words<Word>(kMaxChunkKeys);
+      rows = packed_words(stride, words, kRightPanel);
+      summands = packed_words(width, num_words<Word>(stride), kRightPanel);
+      left = std::max({packed_words(kMaxChunkKeys, words, kLeftPanel), packed_words(stride, keys, kLeftPanel),
                        packed_words(kMaxChunkKeys, num_words<Word>(stride), kLeftPanel)});
-      right = packed_words(head_dim, keys, kRightPanel);
+      right = packed_words(width, keys, kRightPanel);
     }
   };
 
@@ -190,7 +191,7 @@ class PanelProducts {
     float score_factor, summand_factor;
   };
 
-  int64_t stride_, head_dim_;
+  int64_t stride_;
   const PanelMath<Word>& math_;
   Operand operands_[kNumTileOperands] = {};
   Word* left_;

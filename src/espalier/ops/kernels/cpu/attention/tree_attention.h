@@ -51,8 +51,10 @@ struct AttentionShape {
   int64_t num_tokens;
   int64_t num_heads;
   int64_t num_key_heads;  // divides num_heads
-  int64_t head_dim;
+  int64_t head_dim;       // of queries and keys
+  int64_t value_dim;      // of values and results
 
+  int64_t width() const { return head_dim > value_dim ? head_dim : value_dim; }
   int64_t group() const { return num_heads / num_key_heads; }
 };
 
@@ -68,6 +70,7 @@ struct AttentionInputs {
   TileProducts products;
   Multiply<AccumulatorOf<Element>> multiply;  // for kBlas
   InstructionSet isa;
+  double softcap = 0;                             // of scores; 0: none
   const AccumulatorOf<Element>* sinks = nullptr;  // [num_heads], forward only; null: none
 
   int64_t num_tasks() const { return schedule->num_query_blocks() * shape.num_key_heads; }

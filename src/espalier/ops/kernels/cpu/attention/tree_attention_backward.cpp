@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Backward pass of tree attention on the CPU.
 //   P = 2^(s - lse log2(e)), dV = P^T dO, dP = dO V^T, dS = P (dP - rowsum(dO O)), dQ = scale dS K,
-// dK = scale dS^T Q (docs/math.md): five products per tile, P and dS kept transposed as in the forward pass.
+// dK = scale dS^T Q, dS times the derivative of the softcap (docs/math.md): five products per tile, P and dS
+// kept transposed as in the forward pass.
 //   A thread processes one tile (one block of queries, all heads of a group) at a time and owns its dQ. Its
 //   contributions to dK and dV of a key block are added after those of the preceding tiles in the key block's
 //   list, so the order of summation is fixed. Tiles are assigned in list order, so a thread only waits for
@@ -28,19 +29,19 @@ class Backward {
         converter_(inputs.isa),
         chunks_(*inputs.schedule, inputs.subtree_end, inputs.shape.group()),
         stride_(round_up(inputs.schedule->sizes.queries * inputs.shape.group(), kCacheLine)),
-        products_({stride_, inputs.shape.head_dim, inputs.isa, inputs.multiply}, kNumTileOperands, scratch) {
-    const int64_t d = in_.shape.head_dim;
-    for (Scalar** rows : {&q_, &grad_out_, &grad_q_}) *rows = scratch.take(stride_ * d);
-    for (Scalar** keys : {&k_, &v_, &grad_keys_}) *keys = scratch.take(kMaxChunkKeys * d);
+        products_({stride_, inputs.shape.width(), inputs.isa, inputs.multiply}, kNumTileOperands, scratch) {
+    const int64_t width = in_.shape.width();
+    for (Scalar** rows : {&q_, &grad_out_, &grad_q_}) *rows = scratch.take(stride_ * width);
+    for (Scalar** keys : {&k_, &v_, &grad_keys_}) *keys = scratch.take(kMaxChunkKeys * width);
     for (Scalar** tile : {&scores_, &grad_scores_}) *tile = scratch.take(stride_ * kMaxChunkKeys);
     for (Scalar** row : {&lse2_, &lse2_rest_, &delta_}) *row = scratch.take(stride_);
   }
 
   static int64_t scratch(const AttentionShape& shape, BlockSizes sizes) {
     const int64_t stride = round_up(sizes.queries * shape.group(), kCacheLine);
-    const int64_t width = round_up(shape.head_dim, kCacheLine);
+    const int64_t width = round_up(shape.width(), kCacheLine);
     return 3 * stride * width + 3 * kMaxChunkKeys * width + 2 * stride * kMaxChunkKeys + 3 * stride +
-           Products::scratch(stride, shape.head_dim, kNumTileOperands);
+           Products::scratch(stride, shape.width(), kNumTileOperands);
   }
 
   void run(int32_t query_block, int64_t key_head) {
@@ -55,19 +56,19 @@ class Backward {
 
  private:
   void begin(const TileRows& tile) {
-    const int64_t d = in_.shape.head_dim;
+    const int64_t d = in_.shape.head_dim, e = in_.shape.value_dim;
     const int64_t rows = tile.count();
-    load_rows(gradients_.grad_out, tile, d, converter_, grad_out_);
-    load_rows(gradients_.out, tile, d, converter_, q_);
-    math_.dot_rows({grad_out_, d, rows, d}, {q_, d, rows, d}, delta_);
-    products_.take_rows(kOutputGradients, grad_out_, rows, 1);
-    grad_out_non_finite_.take_out(math_, grad_out_, rows, d);
-    products_.take_summands(kOutputGradients, grad_out_, rows, 1);
+    load_rows(gradients_.grad_out, tile, e, converter_, grad_out_);
+    load_rows(gradients_.out, tile, e, converter_, q_);
+    math_.dot_rows({grad_out_, e, rows, e}, {q_, e, rows, e}, delta_);
+    products_.take_rows(kOutputGradients, {grad_out_, e, rows, e}, 1);
+    grad_out_non_finite_.take_out(math_, grad_out_, rows, e);
+    products_.take_summands(kOutputGradients, {grad_out_, e, rows, e}, 1);
     load_rows(in_.q, tile, d, converter_, q_);
     const auto factor = static_cast<Scalar>(in_.softmax_scale * std::numbers::log2e);
-    products_.take_rows(kQueries, q_, rows, factor);
+    products_.take_rows(kQueries, {q_, d, rows, d}, factor);
     q_non_finite_.take_out(math_, q_, rows, d);
-    products_.take_summands(kQueries, q_, rows, scale());  // for dK; dQ is scaled at the end
+    products_.take_summands(kQueries, {q_, d, rows, d}, scale());  // for dK; dQ is scaled at the end
     for (int64_t r = 0; r < rows; ++r) {
       const double lse = gradients_.lse[tile.token(r) * in_.shape.num_heads + tile.head(r)];
       const double lse2 = lse * std::numbers::log2e;
@@ -80,19 +81,24 @@ class Backward {
   void differentiate(const KeyChunk& chunk, int64_t key_head) {
     const int64_t d = in_.shape.head_dim;
     const Rows<const Scalar> k = rows_of_keys(in_.k, chunk, key_head, d, converter_, k_);
-    const Rows<const Scalar> v = rows_of_keys(in_.v, chunk, key_head, d, converter_, v_);
+    const Rows<const Scalar> v = rows_of_keys(in_.v, chunk, key_head, in_.shape.value_dim, converter_, v_);
     products_.score(kQueries, k, chunk.rows, scores_);
     products_.score(kOutputGradients, v, chunk.rows, grad_scores_);
     const RowRange* visible = chunk.visible.data();
     const ScoreTile<Scalar> p{scores_, stride_, chunk.num_keys(), chunk.rows, visible};
     const ScoreTile<Scalar> ds{grad_scores_, stride_, chunk.num_keys(), chunk.rows, visible};
-    math_.differentiate(p, {grad_scores_, lse2_, lse2_rest_, delta_});
+    const ScoreGradient<Scalar> gradient{grad_scores_, lse2_, lse2_rest_, delta_};
+    if (in_.softcap > 0) {
+      math_.differentiate_capped(p, gradient, static_cast<Scalar>(in_.softcap * std::numbers::log2e));
+    } else {
+      math_.differentiate(p, gradient);
+    }
     if (chunk.partial) k_non_finite_.take_out(math_, k_, chunk.num_keys(), d);
     products_.sum_over_keys(ds, k, grad_q_);
     if (chunk.partial) k_non_finite_.add_over_keys(ds, grad_q_, d);
     await_turn(chunk, key_head);
-    add_to_keys(chunk, ds, kQueries, {gradients_.grad_k, key_head});
-    add_to_keys(chunk, p, kOutputGradients, {gradients_.grad_v, key_head});
+    add_to_keys(chunk, ds, kQueries, {gradients_.grad_k, key_head, d});
+    add_to_keys(chunk, p, kOutputGradients, {gradients_.grad_v, key_head, in_.shape.value_dim});
     pass_turn(chunk, key_head);
   }
 
@@ -100,21 +106,22 @@ class Backward {
   struct KeySums {
     std::span<const TokenHeads<Scalar>> segments;
     int64_t key_head;
+    int64_t width;
 
-    Rows<Scalar> rows(const KeySpan& range, int64_t head_dim) const {
+    Rows<Scalar> rows(const KeySpan& range) const {
       const TokenHeads<Scalar>& segment = segments[range.segment];
-      return {segment.row(range.begin, key_head), segment.token_stride, range.count, head_dim};
+      return {segment.row(range.begin, key_head), segment.token_stride, range.count, width};
     }
   };
 
   // sums += weights rows, through a buffer unless the keys of the chunk are adjacent.
   void add_to_keys(const KeyChunk& chunk, const ScoreTile<Scalar>& weights, TileOperand operand,
                    const KeySums& sums) {
-    const int64_t d = in_.shape.head_dim;
+    const int64_t d = sums.width;
     // Row strides of whole pages cause cache conflicts, so such rows go through the buffer.
-    const bool adjacent = chunk.ranges.size() == 1 && sums.rows(chunk.ranges[0], d).stride % 1024 != 0;
+    const bool adjacent = chunk.ranges.size() == 1 && sums.rows(chunk.ranges[0]).stride % 1024 != 0;
     const Rows<Scalar> to =
-        adjacent ? sums.rows(chunk.ranges[0], d) : Rows<Scalar>{grad_keys_, d, chunk.num_keys(), d};
+        adjacent ? sums.rows(chunk.ranges[0]) : Rows<Scalar>{grad_keys_, d, chunk.num_keys(), d};
     products_.sum_over_rows(operand, weights, to, adjacent);
     if (operand == kQueries) {
       q_non_finite_.add_over_rows(weights, scale(), to.data, to.stride);
@@ -124,7 +131,7 @@ class Backward {
     if (adjacent) return;
     const Scalar* part = grad_keys_;
     for (const KeySpan& range : chunk.ranges) {
-      math_.add_rows({part, d, range.count, d}, sums.rows(range, d));
+      math_.add_rows({part, d, range.count, d}, sums.rows(range));
       part += range.count * d;
     }
   }

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Forward pass of tree attention on the CPU.
 //
-// With s = scale log2(e) q . k over the visible keys: m = max s, l = sum 2^(s - m), O = sum 2^(s - m) v / l,
-// lse = ln(2) (m + log2 l), chunk of keys by chunk of keys with m, l and O rescaled as m grows (Dao,
-// FlashAttention-2, 2023, algorithm 1). Scores are kept transposed, [keys, rows]: sums over keys are
-// vertical, the rows that see a key are adjacent, and both products are fast.
+// With s = scale log2(e) q . k over the visible keys, or its softcap: m = max s, l = sum 2^(s - m), O = sum
+// 2^(s - m) v / l, lse = ln(2) (m + log2 l), chunk of keys by chunk of keys with m, l and O rescaled as m
+// grows (Dao, FlashAttention-2, 2023, algorithm 1). Scores are kept transposed, [keys, rows]: sums over keys
+// are vertical, the rows that see a key are adjacent, and both products are fast.
 //
 // A thread processes one tile at a time: one block of queries, all heads of a group. Accumulator: float
 // (double for double). Tiles are independent.
@@ -31,20 +31,19 @@ class Forward {
         converter_(inputs.isa),
         chunks_(*inputs.schedule, inputs.subtree_end, inputs.shape.group()),
         stride_(round_up(inputs.schedule->sizes.queries * inputs.shape.group(), kCacheLine)),
-        products_({stride_, inputs.shape.head_dim, inputs.isa, inputs.multiply}, kOperands, scratch) {
-    const int64_t d = in_.shape.head_dim;
-    out_ = scratch.take(stride_ * d);
+        products_({stride_, inputs.shape.width(), inputs.isa, inputs.multiply}, kOperands, scratch) {
+    out_ = scratch.take(stride_ * in_.shape.width());  // queries first
     scores_ = scratch.take(stride_ * kMaxChunkKeys);
-    k_ = scratch.take(kMaxChunkKeys * d);
-    v_ = scratch.take(kMaxChunkKeys * d);
+    k_ = scratch.take(kMaxChunkKeys * in_.shape.head_dim);
+    v_ = scratch.take(kMaxChunkKeys * in_.shape.value_dim);
     state_ = {scratch.take(stride_), scratch.take(stride_), scratch.take(stride_)};
   }
 
   static int64_t scratch(const AttentionShape& shape, BlockSizes sizes) {
     const int64_t stride = round_up(sizes.queries * shape.group(), kCacheLine);
-    const int64_t width = round_up(shape.head_dim, kCacheLine);
+    const int64_t width = round_up(shape.width(), kCacheLine);
     return stride * width + stride * kMaxChunkKeys + 2 * kMaxChunkKeys * width + 3 * stride +
-           Products::scratch(stride, shape.head_dim, kOperands);
+           Products::scratch(stride, shape.width(), kOperands);
   }
 
   void run(int32_t query_block, int64_t key_head) {
@@ -62,8 +61,8 @@ class Forward {
     const int64_t d = in_.shape.head_dim;
     load_rows(in_.q, tile, d, converter_, out_);
     const auto factor = static_cast<Scalar>(in_.softmax_scale * std::numbers::log2e);
-    products_.take_rows(kQueries, out_, tile.count(), factor);
-    std::fill_n(out_, tile.count() * d, Scalar(0));
+    products_.take_rows(kQueries, {out_, d, tile.count(), d}, factor);
+    std::fill_n(out_, tile.count() * in_.shape.value_dim, Scalar(0));
     if (in_.sinks == nullptr) {
       std::fill_n(state_.maximum, tile.count(), -std::numeric_limits<Scalar>::infinity());
       std::fill_n(state_.sum, tile.count(), Scalar(0));
@@ -77,11 +76,12 @@ class Forward {
   }
 
   void add_chunk(const KeyChunk& chunk, int64_t key_head) {
-    const int64_t d = in_.shape.head_dim;
+    const int64_t d = in_.shape.value_dim;
     const int64_t first = chunk.rows.begin, num_rows = chunk.rows.end - first;
-    const Rows<const Scalar> k = rows_of_keys(in_.k, chunk, key_head, d, converter_, k_);
+    const Rows<const Scalar> k = rows_of_keys(in_.k, chunk, key_head, in_.shape.head_dim, converter_, k_);
     products_.score(kQueries, k, chunk.rows, scores_);
     const ScoreTile<Scalar> scores{scores_, stride_, chunk.num_keys(), chunk.rows, chunk.visible.data()};
+    if (in_.softcap > 0) math_.cap_scores(scores, static_cast<Scalar>(in_.softcap * std::numbers::log2e));
     math_.softmax_step(scores, state_);
     math_.scale_rows({out_ + first * d, d, num_rows, d}, state_.correction + first);
     const Rows<const Scalar> v = rows_of_keys(in_.v, chunk, key_head, d, converter_, v_);
@@ -98,7 +98,7 @@ class Forward {
       results_.lse[tile.token(r) * in_.shape.num_heads + tile.head(r)] =
           static_cast<Scalar>(lse2 * std::numbers::ln2);
     }
-    const int64_t d = in_.shape.head_dim;
+    const int64_t d = in_.shape.value_dim;
     math_.divide_rows({out_, d, tile.count(), d}, state_.sum);
     store_rows(out_, tile, d, converter_, results_.out);
   }

@@ -34,7 +34,7 @@ BlockSizes attention_blocks(const AttentionShape& shape, std::span<const int32_t
   const int64_t length = mean_node_length(subtree_end);
   int64_t tokens = 0;
   for (const TileLimits& limits : kLimits) {
-    const int64_t rows = std::clamp<int64_t>(kMaxTileSize / shape.head_dim, 96, limits.rows);
+    const int64_t rows = std::clamp<int64_t>(kMaxTileSize / shape.width(), 96, limits.rows);
     tokens = std::min(limits.tokens, rows / shape.group());
     tokens = static_cast<int64_t>(std::bit_floor(static_cast<uint64_t>(std::max<int64_t>(tokens, 8))));
     if (length >= limits.min_length && shape.num_tokens * shape.num_key_heads >= kMinTiles * tokens) break;

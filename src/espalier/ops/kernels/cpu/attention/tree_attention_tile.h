@@ -126,45 +126,45 @@ TileRows tile_rows(const AttentionInputs<Element>& inputs, int32_t query_block, 
   return {begin, schedule.query_end(query_block) - begin, key_head, inputs.shape.group()};
 }
 
-/// Copies a tile's rows of q, dO or O to `to` [rows, head_dim].
+/// Copies a tile's rows of q, dO or O to `to` [rows, width].
 template <class Element, class Scalar>
-void load_rows(const TokenHeads<const Element>& from, const TileRows& tile, int64_t head_dim,
+void load_rows(const TokenHeads<const Element>& from, const TileRows& tile, int64_t width,
                const Converter<Scalar>& converter, Scalar* to) {
-  for (int64_t t = 0; t < tile.num_tokens; ++t, to += tile.group * head_dim) {
+  for (int64_t t = 0; t < tile.num_tokens; ++t, to += tile.group * width) {
     const Element* heads = from.row(tile.first_token + t, tile.key_head * tile.group);
-    converter.load({heads, from.head_stride, tile.group, head_dim}, to);
+    converter.load({heads, from.head_stride, tile.group, width}, to);
   }
 }
 
-/// Copies a tile's rows `from` [rows, head_dim] to out or dQ.
+/// Copies a tile's rows `from` [rows, width] to out or dQ.
 template <class Element, class Scalar>
-void store_rows(const Scalar* from, const TileRows& tile, int64_t head_dim,
-                const Converter<Scalar>& converter, const TokenHeads<Element>& to) {
+void store_rows(const Scalar* from, const TileRows& tile, int64_t width, const Converter<Scalar>& converter,
+                const TokenHeads<Element>& to) {
   for (int64_t r = 0; r < tile.count(); ++r) {
-    converter.store(from + r * head_dim, to.row(tile.token(r), tile.head(r)), head_dim);
+    converter.store(from + r * width, to.row(tile.token(r), tile.head(r)), width);
   }
 }
 
 /// Keys or values of a chunk as rows: in place if they are adjacent, completely visible and need no
-/// conversion, otherwise gathered into `buffer` [keys, head_dim].
+/// conversion, otherwise gathered into `buffer` [keys, width].
 template <class Element, class Scalar>
 Rows<const Scalar> rows_of_keys(std::span<const TokenHeads<const Element>> segments, const KeyChunk& chunk,
-                                int64_t key_head, int64_t head_dim, const Converter<Scalar>& converter,
+                                int64_t key_head, int64_t width, const Converter<Scalar>& converter,
                                 Scalar* buffer) {
   if constexpr (std::is_same_v<Element, Scalar>) {
     const KeySpan& range = chunk.ranges[0];
     const TokenHeads<const Element>& segment = segments[range.segment];
     if (chunk.ranges.size() == 1 && !chunk.partial) {
-      return {segment.row(range.begin, key_head), segment.token_stride, chunk.num_keys(), head_dim};
+      return {segment.row(range.begin, key_head), segment.token_stride, chunk.num_keys(), width};
     }
   }
   Scalar* row = buffer;
   for (const KeySpan& range : chunk.ranges) {
     const TokenHeads<const Element>& segment = segments[range.segment];
-    converter.load({segment.row(range.begin, key_head), segment.token_stride, range.count, head_dim}, row);
-    row += range.count * head_dim;
+    converter.load({segment.row(range.begin, key_head), segment.token_stride, range.count, width}, row);
+    row += range.count * width;
   }
-  return {buffer, head_dim, chunk.num_keys(), head_dim};
+  return {buffer, width, chunk.num_keys(), width};
 }
 
 /// Products multiply masked rows by weight 0, which gives NaN if they hold infinities or NaN. Such values are

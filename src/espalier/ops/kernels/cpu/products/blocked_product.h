@@ -51,7 +51,6 @@ class BlockedProduct {
     int64_t rows() const { return row_end - row_begin; }
   };
   Part part_of(int64_t task) const;
-  Word* pack_strip(const Part& part, Word* scratch) const;
   void multiply_block(const Part& part, const Word* strip, const Word* packed, float* c, int64_t stride,
                       bool add) const;
 

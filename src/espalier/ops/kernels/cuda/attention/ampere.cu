@@ -91,13 +91,12 @@ int backward_stages(int32_t head_dim, int64_t shared_bytes) {
 
 using namespace ampere;
 
-AttentionSupport attention_support(ElementKind, int32_t head_dim, int compute_capability,
-                                   int64_t shared_bytes) {
-  if (compute_capability < 80 || (head_dim != 64 && head_dim != 128 && head_dim != 256)) return {};
+bool serves_head_dim(int32_t head_dim, int compute_capability, int64_t shared_bytes) {
+  if (compute_capability < 80 || (head_dim != 64 && head_dim != 128 && head_dim != 256)) return false;
   return for_head_dim(head_dim, [&]<int kDim>() {
-    const bool queries = shared_bytes >= QueryGradientTiles<BFloat16, kDim>::kSharedBytes;
-    return AttentionSupport{shared_bytes >= ForwardTiles<BFloat16, kDim>::kSharedBytes,
-                            queries && backward_stages(kDim, shared_bytes) > 0};
+    return shared_bytes >= ForwardTiles<BFloat16, kDim>::kSharedBytes &&
+           shared_bytes >= QueryGradientTiles<BFloat16, kDim>::kSharedBytes &&
+           backward_stages(kDim, shared_bytes) > 0;
   });
 }
 

@@ -79,15 +79,9 @@ inline void sort_rectangles(ContextRectangle* rectangles, int32_t count) {
   });
 }
 
-/// Supported element type and head dimension on a GPU with this compute capability (10 major + minor) and
-/// shared memory per block (device.h). Forward at every head dimension, and backward at 64, want 99 KiB of
-/// it, backward at 128 and 256 163 KiB.
-struct AttentionSupport {
-  bool forward;
-  bool backward;
-};
-AttentionSupport attention_support(ElementKind element, int32_t head_dim, int compute_capability,
-                                   int64_t shared_bytes);
+/// Whether there are kernels of this head dimension for a GPU with this compute capability (10 major + minor)
+/// and shared memory per block (device.h): 99 KiB of it at 64, 163 KiB at 128, 145 KiB at 256.
+bool serves_head_dim(int32_t head_dim, int compute_capability, int64_t shared_bytes);
 
 /// Bytes that a call needs of the problem's `schedules`, and of scratch (aligned to 256, uninitialised).
 struct AttentionMemory {

@@ -17,10 +17,11 @@
 // sizes. Work quadratic in the edges of a row (comparing their targets) is distributed over the threads.
 #pragma once
 
+#include <bit>
 #include <cmath>
 
 #include "espalier/ops/kernels/cuda/head/logit_math.h"
-#include "espalier/ops/kernels/cuda/vectors.cuh"
+#include "espalier/ops/kernels/cuda/simt.h"
 
 namespace espalier::cuda {
 
@@ -45,6 +46,16 @@ ESPALIER_KERNEL float block_maximum(float value, float* buffer) {
   return value;
 }
 
+/// The sum over the block's threads, in a fixed order; `buffer`: 32 numbers in shared memory, used once.
+ESPALIER_KERNEL double block_sum(double value, double* buffer) {
+  for (int distance = 16; distance > 0; distance /= 2) value += simt::shuffle_xor(value, distance);
+  if (simt::lane() == 0) buffer[simt::thread() / 32] = value;
+  simt::sync_block();
+  double sum = 0;
+  for (int warp = 0; warp < kLogitThreads / 32; ++warp) sum += buffer[warp];
+  return sum;
+}
+
 /// This thread's logits of one iteration; entries beyond the row are `beyond`.
 struct HeldLogits {
   float values[kLogitHeld][4];
@@ -53,8 +64,10 @@ struct HeldLogits {
     for (int h = 0; h < kLogitHeld; ++h) {
       const int column = place(begin, h);
       if (column < num_columns) {
-        upcast<float, 4>(load<4>(row + column), values[h]);
-        for (int i = 0; i < 4; ++i) values[h][i] = column + i < num_columns ? values[h][i] : beyond;
+        const simt::Vector16 bits = simt::load_vector(row + column);
+        for (int i = 0; i < 4; ++i) {
+          values[h][i] = column + i < num_columns ? std::bit_cast<float>(bits.words[i]) : beyond;
+        }
       } else {
         for (int i = 0; i < 4; ++i) values[h][i] = beyond;
       }
@@ -110,7 +123,7 @@ ESPALIER_KERNEL void add_exps_kernel(const AddExpsWork& work) {
     before = work.rows.sum[row] * std::exp(static_cast<double>(last) - maximum);
   }
   const double scaled = own.sum * static_cast<double>(exp_of(own.maximum - maximum));
-  const double sum = before + team_sum(scaled, kLogitThreads, buffers + 32);
+  const double sum = before + block_sum(scaled, buffers + 32);
   const double log_sum = work.is_last ? std::log(sum) : 0;
 
   for (int64_t e = block.edge_begin[row] + simt::thread(); e < block.edge_begin[row + 1];
@@ -120,7 +133,7 @@ ESPALIER_KERNEL void add_exps_kernel(const AddExpsWork& work) {
     if (work.is_last) value = static_cast<float>((static_cast<double>(value) - maximum) - log_sum);
     work.rows.logprob[e] = value;
   }
-  // All threads have read the row's sums before this one passed the barrier in team_sum.
+  // All threads have read the row's sums before this one passed the barrier in block_sum.
   if (simt::thread() != 0) return;
   work.rows.maximum[row] = maximum;
   work.rows.sum[row] = sum;
@@ -161,7 +174,7 @@ ESPALIER_KERNEL void differentiate_kernel(const DifferentiateWork& work) {
 
   double total = 0;
   for (int64_t e = begin + simt::thread(); e < end; e += kLogitThreads) total += given.edge_grad[e];
-  const auto grad = static_cast<float>(team_sum(total, kLogitThreads, buffers));
+  const auto grad = static_cast<float>(block_sum(total, buffers));
   for_own_edges([&](int64_t e, int64_t column) {
     float value = -softmax(logits[column]) * grad;
     for (int64_t other = begin; other < end; ++other) {
@@ -183,8 +196,7 @@ ESPALIER_KERNEL void differentiate_kernel(const DifferentiateWork& work) {
   }
   simt::sync_block();
   for_own_edges([&](int64_t e, int64_t column) {
-    const float value[1] = {given.edge_value[e]};
-    store<1>(out + column, narrow<Element, 1>(value));
+    out[column].bits = static_cast<uint16_t>(simt::pack<Element>(given.edge_value[e], 0));
   });
 }
 

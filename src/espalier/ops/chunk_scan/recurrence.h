@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Linear recurrences on the CPU: tensor interface of kernels/cpu/recurrence/recurrence.h.
+// Linear recurrences, with the delta rule or without: what gated_delta_rule and ssm_scan compute. Formulas:
+// docs/math.md, "Linear recurrences on trees".
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -11,7 +12,8 @@
 
 namespace espalier::detail {
 
-/// The inputs of a recurrence, float32 or float64.
+/// The inputs of a recurrence, float32 or float64. H a multiple of K: head h reads q and k of head h / (H /
+/// K).
 struct RecurrenceInputs {
   bool delta;           // the delta rule (recurrence_math.h)
   double scale;         // of q
@@ -22,6 +24,7 @@ struct RecurrenceInputs {
   at::Tensor contexts;  // [N, H, Dk, Dv] or undefined
 };
 
+/// By the kernels of kernels/cpu/recurrence/recurrence.h.
 class CpuRecurrence {
  public:
   /// Throws with prefix `op` on invalid prev, ends or chunk_size.
@@ -37,6 +40,19 @@ class CpuRecurrence {
   RecurrenceInputs in_;
   int64_t num_ends_;
   RecurrenceForest forest_;
+};
+
+/// The same composed of ATen operators, for any device.
+class ComposedRecurrence {
+ public:
+  ComposedRecurrence(const char* op, const RecurrenceInputs& inputs, const ScanPaths& paths);
+  std::pair<at::Tensor, at::Tensor> forward() const;
+  RecurrenceInputs backward(const at::Tensor& grad_out, const at::Tensor& grad_ends) const;
+
+ private:
+  RecurrenceInputs in_;
+  ChunkScan scan_;
+  at::Tensor first_;  // [1 + N, H, Dk, Dv]: the initial states of level 0
 };
 
 }  // namespace espalier::detail

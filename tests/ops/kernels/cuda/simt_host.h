@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The primitives of simt.h in an emulator of a thread block. Functions in namespace `emulator` are declared
-// here and defined in tests.
+// The primitives of espalier/ops/kernels/cuda/simt.h in the emulator of a thread block (emulator.h). Included
+// by that header alone.
 #pragma once
 
 #include <bit>
@@ -23,10 +23,7 @@ struct Place {
 /// The indices of the running thread.
 const Place& place();
 
-/// Waits (or, with wait = false, only counts) at a barrier until `count` threads have come; 0 is
-/// sync_block's.
-void barrier(int number, int count, bool wait);
-int num_threads();
+void sync_block();
 
 /// Synchronises the lanes of a warp; one of them runs `work` on the 32 payloads. Fails if lanes call it with
 /// different names.
@@ -66,7 +63,7 @@ inline std::byte* shared() {
 }
 
 inline void sync_block() {
-  emulator::barrier(0, emulator::num_threads(), true);
+  emulator::sync_block();
 }
 inline void sync_warp() {
   emulator::collective("sync_warp", nullptr, [](void* const*) {});
@@ -75,35 +72,21 @@ inline int warp() {
   emulator::collective("warp", nullptr, [](void* const*) {});
   return emulator::place().thread / 32;
 }
-inline void sync_threads(int barrier, int count) {
-  emulator::barrier(barrier, count, true);
-}
-inline void arrive_threads(int barrier, int count) {
-  emulator::barrier(barrier, count, false);
-}
 
 template <class T>
-T shuffle(T value, int lane) {
+T shuffle_xor(T value, int mask) {
   struct Payload {
     T value;
     int from;
     T result;
-  } payload{value, lane & 31, value};
-  emulator::collective("shuffle", &payload, [](void* const* all) {
+  } payload{value, lane() ^ mask, value};
+  emulator::collective("shuffle_xor", &payload, [](void* const* all) {
     for (int l = 0; l < 32; ++l) {
       auto& own = *static_cast<Payload*>(all[l]);
       own.result = static_cast<Payload*>(all[own.from])->value;
     }
   });
   return payload.result;
-}
-template <class T>
-T shuffle_xor(T value, int mask) {
-  return shuffle(value, lane() ^ mask);
-}
-template <class T>
-T shuffle_up(T value, int distance) {
-  return shuffle(value, lane() >= distance ? lane() - distance : lane());
 }
 inline uint32_t ballot(bool value) {
   struct Payload {
@@ -128,31 +111,17 @@ template <int N>
 void wait_copies() {
   emulator::wait_copies(N);
 }
-template <class T>
-T atomic_add(T* address, T value) {
-  const T old = *address;
-  *address = old + value;
-  return old;
-}
 inline void add_fragment(float* fragments, const float (&d)[4]) {
   for (int i = 0; i < 4; ++i) fragments[4 * lane() + i] += d[i];
 }
 inline void load_fragment(const float* fragments, float (&d)[4]) {
   std::memcpy(d, fragments + 4 * lane(), sizeof(d));
 }
-template <class T>
-T load_once(const T* address) {
-  return *address;
-}
 inline Vector16 load_vector(const void* address) {
   emulator::check_aligned("load_vector", address, 16);
   Vector16 vector;
   std::memcpy(&vector, address, sizeof(vector));
   return vector;
-}
-inline void store_vector(void* address, const Vector16& vector) {
-  emulator::check_aligned("store_vector", address, 16);
-  std::memcpy(address, &vector, sizeof(vector));
 }
 inline void store_pairs(void* address, uint32_t low, uint32_t high) {
   emulator::check_aligned("store_pairs", address, 8);
@@ -169,12 +138,6 @@ inline float exp2(float x) {
 }
 inline float log2(float x) {
   return std::log2(x);
-}
-inline float reciprocal(float x) {
-  return 1 / x;
-}
-inline double reciprocal(double x) {
-  return 1 / x;
 }
 
 template <class Element>

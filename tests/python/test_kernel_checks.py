@@ -1,0 +1,290 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Kernels that prove themselves from Python, with stand-ins of the libraries on the CPU."""
+
+import json
+import shutil
+import subprocess
+import sys
+import types
+import warnings
+
+import pytest
+import torch
+
+import cudnn_stand_in
+import fla_stand_in
+from espalier import attention_cases, kernel_checks, kernels, library_attention, library_recurrences, ops, recurrence_cases
+from espalier.errors import Unsupported
+from espalier.hf import attention
+from espalier.kernel_checks import Finding
+
+
+class InFloat32(fla_stand_in.StandIn):
+    """The stand-in as a kernel that multiplies and adds in float32."""
+
+    def chunk_gated_delta_rule(self, q, k, v, g, beta, *, initial_state=None, **options):
+        rows = [each.float() for each in (q, k, v)]
+        out, final = super().chunk_gated_delta_rule(*rows, g, beta, initial_state=initial_state, **options)
+        return out.to(q.dtype), final
+
+
+class AttentionInFloat32(cudnn_stand_in.StandIn):
+    def _dense(self, query, key, value, plan, scale):
+        out, lse = super()._dense(query.float(), key.float(), value.float(), plan, scale)
+        return out.to(query.dtype), lse
+
+    def backward(self, *tensors, **options):
+        found = super().backward(*(tensor.float() for tensor in tensors), **options)
+        return tuple(gradient.to(tensors[0].dtype) for gradient in found)
+
+
+SMALL = {"star", "context"}
+
+
+@pytest.fixture
+def small(monkeypatch):
+    """Fewer and smaller forests: of 128 rows the plain form takes long on a CPU."""
+    every = recurrence_cases.forests()
+    monkeypatch.setattr(recurrence_cases, "forests", lambda: {name: every[name][:100] for name in SMALL})
+    monkeypatch.setattr(recurrence_cases, "SIZES", ((16, 0.1), (16, 8.0)))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_recurrences_that_are_right(dtype, monkeypatch, small):
+    with fla_stand_in.installed(monkeypatch, InFloat32()) as stand_in:
+        finding = kernel_checks.judged(recurrence_cases.cases(dtype, "cpu"), dtype)
+    assert finding.is_right and finding.checks > 20 and stand_in.calls > 10, finding
+
+
+@pytest.mark.parametrize("change", [lambda states: states.roll(1, 0), lambda states: states * 1.05])
+def test_recurrences_that_are_wrong(change, monkeypatch, small):
+    wrong = InFloat32()
+    wrong.change = change
+    with fla_stand_in.installed(monkeypatch, wrong):
+        finding = kernel_checks.judged(recurrence_cases.cases(torch.bfloat16, "cpu"), torch.bfloat16)
+    assert not finding.is_right and "times the plain form's" in finding.fault
+
+
+def test_products_in_less_than_float32_are_noticed(monkeypatch, small):
+    class Tf32(InFloat32):
+        def chunk_gated_delta_rule(self, q, k, v, *others, **options):
+            q, k, v = (each + each.detach() * 2**-11 for each in (q, k, v))
+            return super().chunk_gated_delta_rule(q, k, v, *others, **options)
+
+    with fla_stand_in.installed(monkeypatch, Tf32()):
+        assert not kernel_checks.judged(recurrence_cases.cases(torch.float32, "cpu"), torch.float32).is_right
+
+
+def test_attention_that_is_right_and_wrong(monkeypatch):
+    every = attention_cases.forests()
+    chosen = ("one token", "star", "several trees", "context of a tree")
+    monkeypatch.setattr(attention_cases, "forests", lambda: {name: every[name] for name in chosen})
+    monkeypatch.setitem(attention_cases.HEAD_DIMS, "library", (64,))
+    with cudnn_stand_in.installed(monkeypatch, AttentionInFloat32()) as stand_in:
+        assert kernel_checks.judged(attention_cases.cases("library", torch.bfloat16, "cpu"), torch.bfloat16).is_right
+        assert stand_in.calls["backward"] == 2 * len(chosen)
+        library_attention._masks.clear()
+        stand_in.change = lambda bounds: torch.cat([torch.zeros_like(bounds[:1]), bounds[1:]])
+        assert not kernel_checks.judged(attention_cases.cases("library", torch.bfloat16, "cpu"), torch.bfloat16).is_right
+
+
+def test_the_plain_forms_are_right():
+    """In float64 they are what the operators compute."""
+    for name, prev in recurrence_cases.forests().items():
+        case = recurrence_cases._case(name, prev, 8, 0.1, 0, torch.float64, "cpu")
+        assert all((ours - plain).norm() <= 1e-12 * plain.norm() for ours, plain in zip(case.ours(), case.plain())), name
+    for name, forest in attention_cases.forests().items():
+        case = attention_cases._case(name, forest, 8, 0, torch.float64, "cpu")
+        assert all((ours - exact).norm() <= 1e-12 * exact.norm() for ours, exact in zip(case.ours(), case.exact())), name
+
+
+@pytest.fixture
+def gpu(monkeypatch, tmp_path):
+    """A GPU of which only the name exists, and checks that end as `ends` says."""
+    ends = {"started": 0, "found": [5, "", [1.0, 2.0, 3.0, 4.0]], "by_family": {}, "status": 0}
+
+    def run(command, **_options):
+        ends["started"] += 1
+        with open(command[-1], "w") as file:
+            json.dump(ends["by_family"].get(command[-3], ends["found"]), file)
+        return types.SimpleNamespace(returncode=ends["status"], stderr="one\nlast line\n")
+
+    properties = types.SimpleNamespace(name="a GPU", major=9, minor=0)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(kernel_checks.subprocess, "run", run)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _index: properties)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _index: properties.name)
+    kernel_checks.forget()
+    yield ends
+    kernel_checks.forget()
+
+
+def test_verdicts_are_kept(gpu, monkeypatch):
+    finding = kernel_checks.verdict_on("recurrences bfloat16", 0)
+    kernel_checks.forget()
+    assert kernel_checks.verdict_on("recurrences bfloat16", 0) == finding == Finding(5, "", (1.0, 2.0, 3.0, 4.0))
+    assert gpu["started"] == 1 and finding.is_right
+    kernel_checks.forget()
+    monkeypatch.setattr(torch, "__version__", "other")
+    kernel_checks.verdict_on("recurrences bfloat16", 0)
+    assert gpu["started"] == 2
+
+
+def test_what_follows_from_verdicts(gpu):
+    query = types.SimpleNamespace(device=types.SimpleNamespace(type="cuda", index=0), dtype=torch.bfloat16)
+    assert library_recurrences._rates(query) == library_recurrences.Rates(1.0, 2.0, 3.0, 4.0)
+    kernel_checks.forget()
+    gpu["found"] = [5, "result 1: wrong", None]
+    (file,) = kernel_checks.folder().glob("*.json")
+    file.write_text("{ broken")
+    with pytest.warns(UserWarning, match="kernels of `recurrences bfloat16` are not used on a GPU: result 1: wrong"):
+        assert library_recurrences._rates(query) is None
+
+
+@pytest.mark.parametrize("library, own, is_right", [
+    ([9, "", None], [9, "", None], True), ([9, "", None], [0, "", None], True), ([9, "wrong", None], [9, "", None], True),
+    ([9, "", None], [9, "wrong", None], False), ([0, "", None], [0, "", None], False), ([9, "wrong", None], [0, "", None], False),
+])  # fmt: skip
+def test_attention_without_the_compiled_trainer(library, own, is_right, gpu, monkeypatch):
+    """It is taken where nothing that may run is wrong; a library that is wrong is registered no more."""
+    destroyed = []
+    gpu["by_family"] = {"library": library, "ampere": own}
+    monkeypatch.setitem(sys.modules, "espalier.native_engine", None)
+    monkeypatch.setitem(ops._registered, "attention", types.SimpleNamespace(_destroy=lambda: destroyed.append("attention")))
+    attention._is_proven.cache_clear()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        assert attention._is_proven(0) == is_right
+        assert gpu["started"] == 2 and destroyed == (["attention"] if library[1] else [])
+        assert attention.resolved("espalier", torch.device("cuda", 0)) == "espalier" and gpu["started"] == 2
+    attention._is_proven.cache_clear()
+
+
+@pytest.fixture
+def installed(gpu, monkeypatch):
+    """What is installed, by name, on the GPU of the fixture above."""
+    there = {"attention": "cudnn-frontend 1.32.0", "recurrences": "fla 0.6.0"}
+    monkeypatch.setattr(library_attention, "installed", lambda: there["attention"])
+    monkeypatch.setattr(library_recurrences, "installed", lambda: there["recurrences"])
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _index: (9, 0))
+    monkeypatch.setattr(attention, "_is_proven", kernel_checks.is_attention_right)
+    monkeypatch.setattr(torch._C, "_dispatch_has_kernel_for_dispatch_key", lambda *_: True)
+    for function in (attention._check_library, attention._tell_what_is_missing):
+        function.cache_clear()
+    return there
+
+
+CUDA = torch.device("cuda", 0)
+
+
+@pytest.mark.parametrize("backend, family", [("cudnn", "library"), ("fla", "recurrences bfloat16")])
+def test_backends_of_libraries(backend, family, gpu, installed):
+    assert attention.resolved(backend, CUDA) == attention.resolved("auto", CUDA) == "espalier"
+    attention._check_library.cache_clear()
+    kernel_checks.forget()
+    shutil.rmtree(kernel_checks.folder())
+    gpu["by_family"] = {family: [5, "wrong", None]}
+    with pytest.warns(UserWarning, match="are not used on"), pytest.raises(Unsupported, match=f'backend="{backend}": expected'):
+        attention.resolved(backend, CUDA)
+    attention._check_library.cache_clear()
+    installed.update(attention="", recurrences="")
+    with pytest.raises(Unsupported, match="received cuda:0 without"):
+        attention.resolved(backend, CUDA)
+
+
+def test_what_is_missing_is_told_once(gpu, installed):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        attention.resolved("auto", CUDA)
+        attention._tell_what_is_missing.cache_clear()
+        installed.update(recurrences="")
+    with pytest.warns(UserWarning, match=r"install 'espalier-train\[cuda\]' adds flash-linear-attention for gated delta rules, which"):
+        attention.resolved("auto", CUDA)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        attention.resolved("auto", CUDA)
+
+
+def test_lines_for_people(gpu, installed):
+    gpu["by_family"] = {"ampere": [0, "", None], kernel_checks.TIMES: [0, "", None], "recurrences bfloat16": [5, "", [1e-4, 2e-7, 3e-5, 9e-7]],
+                        "recurrences float32": [5, "in TF32", None]}  # fmt: skip
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        lines = kernels.lines_of(0)
+    assert lines == [
+        "cuda:0  a GPU",
+        "  attention    cudnn-frontend 1.32.0 (library: passed; ampere: not for this device)",
+        "  gated delta  bfloat16: fla 0.6.0 where it is cheaper: 100 us a wave and 0.2 us a token, composed 30 us a level of chunks "
+        "and 0.9 us a token",
+        "  gated delta  float32: composed (FAILED: in TF32)",
+    ]
+    gpu["by_family"] = {kernel_checks.TIMES: [2, "", [0.004, 0.003]]}
+    shutil.rmtree(kernel_checks.folder())
+    kernel_checks.forget()
+    assert kernels.lines_of(0)[1] == "  attention    ampere (library: passed; ampere: passed; timed: 4 and 3 ms)"
+    installed.update(attention="", recurrences="")
+    assert kernels.lines_of(0)[2:] == [
+        "  gated delta  bfloat16: composed (flash-linear-attention is not installed)",
+        "  gated delta  float32: composed (flash-linear-attention is not installed)",
+        "  pip install 'espalier-train[cuda]' adds cudnn.flex_attention for attention and flash-linear-attention for gated delta rules",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("times, is_faster", [([0.3, 0.2], True), ([0.2, 0.3], False), (None, False)])
+def test_ours_is_taken_where_it_is_faster(times, is_faster, gpu, monkeypatch):
+    gpu["by_family"] = {kernel_checks.TIMES: [0 if times is None else 2, "", times]}
+    assert library_attention._is_left_to_ours(CUDA) == is_faster
+    assert not library_attention._is_left_to_ours(torch.device("cpu"))
+    monkeypatch.setenv("ESPALIER_ATTENTION", "library")
+    assert not library_attention._is_left_to_ours(CUDA)
+    monkeypatch.delenv("ESPALIER_ATTENTION")
+    with cudnn_stand_in.installed(monkeypatch) as stand_in:
+        monkeypatch.setattr(library_attention, "_is_left_to_ours", lambda _device: is_faster)
+        q = torch.randn(3, 1, 8, dtype=torch.float64)
+        ends = torch.tensor([3, 3, 3], dtype=torch.int32)
+        ops.tree_attention(q, q, q, ends)
+        assert stand_in.calls["forward"] == (not is_faster)
+        ops.tree_attention(q, q, q, ends, sliding_window=2, position=torch.arange(3, dtype=torch.int32))  # which ours has not
+        assert stand_in.calls["forward"] == 1 + (not is_faster)
+
+
+def test_what_both_take_is_timed(monkeypatch):
+    assert [len(attention_cases._grown(attention_cases._binary(tokens, 5))) for tokens in (1, 64, 16384)] == [1, 64, 16384]
+    with cudnn_stand_in.installed(monkeypatch, AttentionInFloat32()):
+        found = attention_cases.measured("cpu", 64)  # where every name but library means the CPU's own
+        monkeypatch.setattr(attention_cases, "measured", lambda _device: found)
+        assert kernel_checks.check(kernel_checks.TIMES, "cpu") == Finding(2, "", found) and min(found) > 0
+        monkeypatch.setattr(attention_cases, "measured", lambda _device: None)
+        assert kernel_checks.check(kernel_checks.TIMES, "cpu") == Finding()
+
+
+@pytest.mark.parametrize("status, is_kept", [(1, False), (-11, True)])
+def test_checks_that_crash(status, is_kept, gpu):
+    gpu["status"] = status
+    with pytest.warns(UserWarning, match=f"their check ended with status {status}: last line"):
+        assert not kernel_checks.verdict_on("library", 0).is_right
+    assert len(list(kernel_checks.folder().glob("*.json"))) == is_kept
+
+
+def test_checks_that_hang(gpu, monkeypatch):
+    def run(command, timeout, **_options):
+        raise subprocess.TimeoutExpired(command, timeout)
+
+    monkeypatch.setattr(kernel_checks.subprocess, "run", run)
+    with pytest.warns(UserWarning, match="did not end within 240 s"):
+        assert not kernel_checks.verdict_on("ampere", 0).is_right
+
+
+def test_the_process_of_a_check(tmp_path, monkeypatch):
+    monkeypatch.setattr(kernel_checks, "check", lambda family, device: Finding(3, family + device))
+    kernel_checks.run_child("library", "cuda:0", str(tmp_path / "found"))
+    assert json.loads((tmp_path / "found").read_text()) == [3, "librarycuda:0", None]
+    finding, is_lasting = kernel_checks._checked("nothing", "cpu")  # a real one
+    assert sys.executable and "status 1" in finding.fault and not is_lasting
+
+
+def test_what_the_environment_names(monkeypatch):
+    monkeypatch.setenv(library_recurrences.VARIABLE, "other")
+    with pytest.raises(ValueError, match="expected library or composed, received other"):
+        library_recurrences._rates(torch.empty(0))
+    assert ops is not None
