@@ -66,15 +66,16 @@ class Side:
 
 def named(form, prev):
     """The operator in a form; the environment is read in forward and in backward."""
-    from espalier import kernel_checks, library_recurrences, ops
+    from espalier import library_recurrences, ops
+    from espalier.kernel_cases import named as in_environment
 
     class Form(Side):
         def forward(self):
-            with kernel_checks.named(library_recurrences.VARIABLE, form):
+            with in_environment(library_recurrences.VARIABLE, form):
                 return ops.gated_delta_rule(*self.leaves, prev)[0]
 
         def backward(self):
-            with kernel_checks.named(library_recurrences.VARIABLE, form):
+            with in_environment(library_recurrences.VARIABLE, form):
                 return super().backward()
 
     return lambda rows, grad: Form(None, rows, grad)

@@ -10,7 +10,6 @@
 #include <functional>
 
 #include "espalier/plan/multi_path.h"
-#include "espalier/plan/single_path.h"
 #include "espalier/plan/tree_heuristic.h"
 #include "tests/plan/tree_shapes.h"
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from . import ops
-from .kernel_checks import Case, named, seconds_of, values_of
+from .kernel_cases import Case, named, seconds_of, values_of
 
 HEAD_DIMS = {"library": (64, 96, 128, 256), "ampere": (64, 128, 256)}
 

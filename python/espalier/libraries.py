@@ -3,19 +3,20 @@
 
 import torch
 
-from . import kernel_checks, library_attention, library_recurrences
+from . import library_attention, library_recurrences, ops
+from .kernel_verdicts import verdict_on
 
 EXTRA = "pip install 'espalier-train[cuda]'"
 
 
 def has_attention(index: int) -> bool:
     """Whether cudnn.flex_attention is installed, serves the CUDA device of this index, and is right on it."""
-    return bool(library_attention.installed()) and _is_served(index) and kernel_checks.verdict_on("library", index).is_right
+    return bool(library_attention.installed()) and _is_served(index) and verdict_on("library", index).is_right
 
 
 def has_recurrences(index: int) -> bool:
     """Whether flash-linear-attention is installed, and right on the CUDA device of this index in bfloat16."""
-    return bool(library_recurrences.installed()) and kernel_checks.verdict_on("recurrences bfloat16", index).is_right
+    return bool(library_recurrences.installed()) and verdict_on("recurrences bfloat16", index).is_right
 
 
 def missing_on(index: int) -> str:
@@ -30,3 +31,12 @@ def missing_on(index: int) -> str:
 
 def _is_served(index: int) -> bool:
     return torch.cuda.get_device_capability(index) in library_attention.CAPABILITIES
+
+
+def is_attention_right(index: int) -> bool:
+    """Whether the attention that ops.tree_attention takes by itself on this CUDA device is right. A library that is not is
+    taken no more."""
+    library, own = (verdict_on(family, index) for family in ("library", "ampere"))
+    if library.fault and (registered := ops._registered.pop("attention", None)):
+        registered._destroy()
+    return not own.fault and (own.checks > 0 or library.is_right)

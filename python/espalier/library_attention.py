@@ -19,6 +19,8 @@ import torch
 from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from . import kernel_verdicts
+
 CAPABILITIES = ((9, 0), (10, 0), (10, 3))
 MOST_BOUNDS = 33  # 16 intervals, as far as NVIDIA measures its kernels
 _DTYPES = (torch.float16, torch.bfloat16)
@@ -109,9 +111,7 @@ def _is_left_to_ours(device: torch.device) -> bool:
     """Whether our own kernels were faster when both were timed on this GPU, and nothing names the library."""
     if device.type != "cuda" or os.environ.get("ESPALIER_ATTENTION"):
         return False
-    from . import kernel_checks
-
-    return kernel_checks.is_ours_faster(device.index)
+    return kernel_verdicts.is_ours_faster(device.index)
 
 
 @functools.cache

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from . import kernel_verdicts
 from .waves import Wave, Waves, waves_of
 
 VARIABLE = "ESPALIER_RECURRENCES"  # "library" or "composed": that form, whatever is proven and measured
@@ -31,7 +32,7 @@ class Rates(NamedTuple):
 
     The first two are published for an H200: 2.9 ms a level for the 24 layers of Qwen3.5-4B (OpenPipe ART), and 1.92 ms for
     8,192 tokens (flash-linear-attention). The others are estimates, from launches and from float32 products. All are measured
-    when the library is checked on a GPU (kernel_checks.py), and kept with its verdict."""
+    when the library is checked on a GPU (kernel_verdicts.py), and kept with its verdict."""
 
     wave: float = 1.2e-4
     wave_token: float = 2.3e-7
@@ -119,9 +120,7 @@ def _rates(query: Tensor) -> Rates | None:
         return Rates(wave=0, wave_token=0) if named == "library" else None
     if query.device.type != "cuda":
         return None
-    from . import kernel_checks
-
-    found = kernel_checks.verdict_on(f"recurrences {str(query.dtype).removeprefix('torch.')}", query.device.index)
+    found = kernel_verdicts.verdict_on(f"recurrences {str(query.dtype).removeprefix('torch.')}", query.device.index)
     if not found.is_right:
         return None
     return Rates(*found.rates) if found.rates else Rates()

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from . import library_recurrences, ops
-from .kernel_checks import Case, named, seconds_of, values_of
+from .kernel_cases import Case, named, seconds_of, values_of
 from .library_recurrences import Rates
 from .waves import Waves
 

@@ -1,5 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "espalier/base/log_file.h"
 
 #include <gtest/gtest.h>
 #include <sys/resource.h>

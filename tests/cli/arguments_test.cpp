@@ -163,7 +163,7 @@ TEST_F(TomlConfig, SyntaxErrorsAreRefusedWithTheirLine) {
   }
 }
 
-// What toml++ has assertions and undefined behaviour for (cli/flags/toml_header.h).
+// What toml++ has assertions and undefined behaviour for (cli/flags/toml_config.cpp).
 TEST_F(TomlConfig, SyntaxErrorsThatTheLibraryDoesNotExpectAreRefused) {
   for (const char* text : {"steps = 1\nmodel = 1979-05-27TW\n", "steps = 1\nmodel = 19\u00e9\n",
                            "steps = 1\nmodel = \u00e9\n", "steps = 1\n\u00e9 = 1\n"}) {

@@ -4,7 +4,6 @@
 #include <vector>
 
 #include "espalier/tree/forest.h"
-#include "espalier/tree/statistics.h"
 
 int main() {
   const std::vector<int64_t> offsets{0, 5, 9};

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "espalier/data/content_hash.h"
+#include "espalier/data/trajectories.h"
 
 #include <gtest/gtest.h>
 

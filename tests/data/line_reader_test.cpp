@@ -7,7 +7,7 @@
 #include "espalier/base/check.h"
 #include "espalier/base/file.h"
 #include "espalier/base/rng.h"
-#include "espalier/data/text_sink.h"
+#include "espalier/data/writer.h"
 #include "tests/base/message_of.h"
 #include "tests/base/scratch_folder.h"
 #include "tests/data/trajectory_helpers.h"

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Loss and metrics by forward passes alone, against those of training.
-#include "espalier/engine/evaluate.h"
+#include "espalier/engine/engine.h"
 
 #include <gtest/gtest.h>
 

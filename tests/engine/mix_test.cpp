@@ -8,7 +8,7 @@
 
 #include "espalier/base/check.h"
 #include "espalier/data/concatenate.h"
-#include "espalier/engine/evaluate.h"
+#include "espalier/engine/engine.h"
 #include "espalier/objective/mix.h"
 #include "tests/base/message_of.h"
 #include "tests/engine/outcome.h"

@@ -8,7 +8,7 @@
 #include <torch/csrc/autograd/autograd.h>
 
 #include "espalier/base/check.h"
-#include "espalier/engine/context_frame.h"
+#include "espalier/engine/forward.h"
 #include "tests/engine/outcome.h"
 #include "tests/engine/tiny_models.h"
 #include "tests/test_seed.h"

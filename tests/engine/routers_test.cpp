@@ -7,8 +7,8 @@
 #include <algorithm>
 
 #include "espalier/base/check.h"
+#include "espalier/engine/batch.h"
 #include "espalier/engine/forward.h"
-#include "espalier/engine/router_inputs.h"
 #include "espalier/verify/causal_sequence.h"
 #include "tests/engine/outcome.h"
 #include "tests/engine/tiny_models.h"

@@ -4,8 +4,8 @@
 
 #include <algorithm>
 
-#include "espalier/data/content_hash.h"
 #include "espalier/data/reader.h"
+#include "espalier/data/trajectories.h"
 #include "tests/fuzz/input_file.h"
 
 namespace espalier::fuzz {

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Any bytes as a cost model: refused with InputError, or read to rates that read back the same.
 #include "espalier/base/check.h"
-#include "espalier/plan/common_costs.h"
-#include "espalier/plan/cost_model_file.h"
+#include "espalier/plan/planner.h"
+#include "espalier/plan/time_model.h"
 #include "tests/fuzz/input_file.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {

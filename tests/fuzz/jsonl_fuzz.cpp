@@ -2,7 +2,7 @@
 // Any bytes as trajectories in JSON Lines (plain, gzip or zstd): refused with InputError, or columns that fit
 // together.
 #include "espalier/base/check.h"
-#include "espalier/data/jsonl_reader.h"
+#include "espalier/data/reader.h"
 #include "tests/fuzz/check_trajectories.h"
 #include "tests/fuzz/input_file.h"
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "espalier/inspect/gains.h"
+#include "espalier/inspect/report.h"
 
 #include <gtest/gtest.h>
 

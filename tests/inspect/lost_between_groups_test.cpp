@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Times, counters and ids in prompts that are otherwise equal: named and counted, whether there are groups or
 // not.
-#include "espalier/inspect/alike.h"
+#include "espalier/inspect/sharing.h"
 
 #include <gtest/gtest.h>
 

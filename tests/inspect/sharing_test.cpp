@@ -30,8 +30,8 @@ void expect_only(const SharingReport& report, Cause cause, int64_t divergences, 
   EXPECT_EQ(report.not_examined, 0);
   for (int i = 0; i < kNumCauses; ++i) {
     const auto other = static_cast<Cause>(i);
-    EXPECT_EQ(report[other].divergences, other == cause ? divergences : 0) << to_string(other);
-    EXPECT_EQ(report[other].tokens, other == cause ? tokens : 0) << to_string(other);
+    EXPECT_EQ(report[other].divergences, other == cause ? divergences : 0) << text_of(other).word;
+    EXPECT_EQ(report[other].tokens, other == cause ? tokens : 0) << text_of(other).word;
   }
 }
 

@@ -15,7 +15,7 @@
 #include "espalier/cli/commands/commands.h"
 #include "espalier/cli/flags/arguments.h"
 #include "espalier/data/builder.h"
-#include "espalier/measure/append_only.h"
+#include "espalier/measure/workloads.h"
 #include "espalier/runtime/tensor_memory.h"
 #include "tests/base/scratch_folder.h"
 #include "tests/engine/tiny_models.h"

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "espalier/measure/kept_products.h"
+#include "espalier/measure/product_decision.h"
 
 #include <gtest/gtest.h>
 
 #include "espalier/base/check.h"
 #include "espalier/base/file.h"
-#include "espalier/plan/cost_model_file.h"
+#include "espalier/plan/time_model.h"
 #include "tests/base/message_of.h"
 #include "tests/base/scratch_folder.h"
 #include "tests/plan/small_decoder.h"

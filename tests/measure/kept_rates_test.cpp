@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "espalier/measure/kept_rates.h"
+#include "espalier/measure/calibrate.h"
 
 #include <gtest/gtest.h>
 

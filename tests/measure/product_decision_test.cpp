@@ -10,7 +10,6 @@
 #include <fmt/format.h>
 
 #include "espalier/base/file.h"
-#include "espalier/measure/gemm_rates.h"
 #include "espalier/ops/gemm/matrix_product.h"
 #include "tests/base/scratch_folder.h"
 #include "tests/environment_variable.h"

@@ -13,7 +13,6 @@
 #include <thread>
 #include <vector>
 
-#include "espalier/model/prepared_weights.h"
 #include "espalier/ops/attention/tree_attention.h"
 #include "tests/model/parameter_sums.h"
 #include "tests/ops/comparison.h"

@@ -5,7 +5,7 @@
 #include <cmath>
 #include <limits>
 
-#include "espalier/objective/kl.h"
+#include "espalier/objective/exponentials.h"
 #include "espalier/objective/policy_gradient.h"
 #include "tests/objective/evaluate.h"
 

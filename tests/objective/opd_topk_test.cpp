@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "espalier/objective/opd_topk.h"
+#include "espalier/objective/objective.h"
 
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>

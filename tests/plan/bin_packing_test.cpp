@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "espalier/plan/bin_packing.h"
+#include "espalier/plan/packing.h"
 
 #include <gtest/gtest.h>
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "espalier/plan/cost_model_file.h"
+#include "espalier/plan/time_model.h"
 
 #include <gtest/gtest.h>
 

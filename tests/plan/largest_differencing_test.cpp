@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "espalier/plan/largest_differencing.h"
+#include "espalier/plan/packing.h"
 
 #include <gtest/gtest.h>
 

@@ -6,7 +6,7 @@
 #include <algorithm>
 #include <limits>
 
-#include "espalier/plan/single_path.h"
+#include "espalier/plan/tree_heuristic.h"
 #include "tests/plan/tree_shapes.h"
 #include "tests/test_seed.h"
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "espalier/plan/single_path.h"
+#include "espalier/plan/tree_heuristic.h"
 
 #include <gtest/gtest.h>
 

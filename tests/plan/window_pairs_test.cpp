@@ -4,7 +4,7 @@
 
 #include <string>
 
-#include "espalier/plan/load.h"
+#include "espalier/plan/loss_work.h"
 #include "espalier/plan/planner.h"
 #include "tests/test_seed.h"
 #include "tests/tree/naive.h"

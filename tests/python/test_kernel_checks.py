@@ -13,10 +13,11 @@ import torch
 
 import cudnn_stand_in
 import fla_stand_in
-from espalier import attention_cases, kernel_checks, kernels, library_attention, library_recurrences, ops, recurrence_cases
+from espalier import (attention_cases, kernel_checks, kernel_verdicts, kernels, libraries, library_attention, library_recurrences, ops,
+                      recurrence_cases)  # fmt: skip
 from espalier.errors import Unsupported
 from espalier.hf import attention
-from espalier.kernel_checks import Finding
+from espalier.kernel_verdicts import Finding
 
 
 class InFloat32(fla_stand_in.StandIn):
@@ -111,31 +112,31 @@ def gpu(monkeypatch, tmp_path):
 
     properties = types.SimpleNamespace(name="a GPU", major=9, minor=0)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(kernel_checks.subprocess, "run", run)
+    monkeypatch.setattr(kernel_verdicts.subprocess, "run", run)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _index: properties)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda _index: properties.name)
-    kernel_checks.forget()
+    kernel_verdicts.forget()
     yield ends
-    kernel_checks.forget()
+    kernel_verdicts.forget()
 
 
 def test_verdicts_are_kept(gpu, monkeypatch):
-    finding = kernel_checks.verdict_on("recurrences bfloat16", 0)
-    kernel_checks.forget()
-    assert kernel_checks.verdict_on("recurrences bfloat16", 0) == finding == Finding(5, "", (1.0, 2.0, 3.0, 4.0))
+    finding = kernel_verdicts.verdict_on("recurrences bfloat16", 0)
+    kernel_verdicts.forget()
+    assert kernel_verdicts.verdict_on("recurrences bfloat16", 0) == finding == Finding(5, "", (1.0, 2.0, 3.0, 4.0))
     assert gpu["started"] == 1 and finding.is_right
-    kernel_checks.forget()
+    kernel_verdicts.forget()
     monkeypatch.setattr(torch, "__version__", "other")
-    kernel_checks.verdict_on("recurrences bfloat16", 0)
+    kernel_verdicts.verdict_on("recurrences bfloat16", 0)
     assert gpu["started"] == 2
 
 
 def test_what_follows_from_verdicts(gpu):
     query = types.SimpleNamespace(device=types.SimpleNamespace(type="cuda", index=0), dtype=torch.bfloat16)
     assert library_recurrences._rates(query) == library_recurrences.Rates(1.0, 2.0, 3.0, 4.0)
-    kernel_checks.forget()
+    kernel_verdicts.forget()
     gpu["found"] = [5, "result 1: wrong", None]
-    (file,) = kernel_checks.folder().glob("*.json")
+    (file,) = kernel_verdicts.folder().glob("*.json")
     file.write_text("{ broken")
     with pytest.warns(UserWarning, match="kernels of `recurrences bfloat16` are not used on a GPU: result 1: wrong"):
         assert library_recurrences._rates(query) is None
@@ -167,7 +168,7 @@ def installed(gpu, monkeypatch):
     monkeypatch.setattr(library_attention, "installed", lambda: there["attention"])
     monkeypatch.setattr(library_recurrences, "installed", lambda: there["recurrences"])
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _index: (9, 0))
-    monkeypatch.setattr(attention, "_is_proven", kernel_checks.is_attention_right)
+    monkeypatch.setattr(attention, "_is_proven", libraries.is_attention_right)
     monkeypatch.setattr(torch._C, "_dispatch_has_kernel_for_dispatch_key", lambda *_: True)
     for function in (attention._check_library, attention._tell_what_is_missing):
         function.cache_clear()
@@ -181,8 +182,8 @@ CUDA = torch.device("cuda", 0)
 def test_backends_of_libraries(backend, family, gpu, installed):
     assert attention.resolved(backend, CUDA) == attention.resolved("auto", CUDA) == "espalier"
     attention._check_library.cache_clear()
-    kernel_checks.forget()
-    shutil.rmtree(kernel_checks.folder())
+    kernel_verdicts.forget()
+    shutil.rmtree(kernel_verdicts.folder())
     gpu["by_family"] = {family: [5, "wrong", None]}
     with pytest.warns(UserWarning, match="are not used on"), pytest.raises(Unsupported, match=f'backend="{backend}": expected'):
         attention.resolved(backend, CUDA)
@@ -206,7 +207,7 @@ def test_what_is_missing_is_told_once(gpu, installed):
 
 
 def test_lines_for_people(gpu, installed):
-    gpu["by_family"] = {"ampere": [0, "", None], kernel_checks.TIMES: [0, "", None], "recurrences bfloat16": [5, "", [1e-4, 2e-7, 3e-5, 9e-7]],
+    gpu["by_family"] = {"ampere": [0, "", None], kernel_verdicts.TIMES: [0, "", None], "recurrences bfloat16": [5, "", [1e-4, 2e-7, 3e-5, 9e-7]],
                         "recurrences float32": [5, "in TF32", None]}  # fmt: skip
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -218,9 +219,9 @@ def test_lines_for_people(gpu, installed):
         "and 0.9 us a token",
         "  gated delta  float32: composed (FAILED: in TF32)",
     ]
-    gpu["by_family"] = {kernel_checks.TIMES: [2, "", [0.004, 0.003]]}
-    shutil.rmtree(kernel_checks.folder())
-    kernel_checks.forget()
+    gpu["by_family"] = {kernel_verdicts.TIMES: [2, "", [0.004, 0.003]]}
+    shutil.rmtree(kernel_verdicts.folder())
+    kernel_verdicts.forget()
     assert kernels.lines_of(0)[1] == "  attention    ampere (library: passed; ampere: passed; timed: 4 and 3 ms)"
     installed.update(attention="", recurrences="")
     assert kernels.lines_of(0)[2:] == [
@@ -232,7 +233,7 @@ def test_lines_for_people(gpu, installed):
 
 @pytest.mark.parametrize("times, is_faster", [([0.3, 0.2], True), ([0.2, 0.3], False), (None, False)])
 def test_ours_is_taken_where_it_is_faster(times, is_faster, gpu, monkeypatch):
-    gpu["by_family"] = {kernel_checks.TIMES: [0 if times is None else 2, "", times]}
+    gpu["by_family"] = {kernel_verdicts.TIMES: [0 if times is None else 2, "", times]}
     assert library_attention._is_left_to_ours(CUDA) == is_faster
     assert not library_attention._is_left_to_ours(torch.device("cpu"))
     monkeypatch.setenv("ESPALIER_ATTENTION", "library")
@@ -253,33 +254,33 @@ def test_what_both_take_is_timed(monkeypatch):
     with cudnn_stand_in.installed(monkeypatch, AttentionInFloat32()):
         found = attention_cases.measured("cpu", 64)  # where every name but library means the CPU's own
         monkeypatch.setattr(attention_cases, "measured", lambda _device: found)
-        assert kernel_checks.check(kernel_checks.TIMES, "cpu") == Finding(2, "", found) and min(found) > 0
+        assert kernel_checks.check(kernel_verdicts.TIMES, "cpu") == Finding(2, "", found) and min(found) > 0
         monkeypatch.setattr(attention_cases, "measured", lambda _device: None)
-        assert kernel_checks.check(kernel_checks.TIMES, "cpu") == Finding()
+        assert kernel_checks.check(kernel_verdicts.TIMES, "cpu") == Finding()
 
 
 @pytest.mark.parametrize("status, is_kept", [(1, False), (-11, True)])
 def test_checks_that_crash(status, is_kept, gpu):
     gpu["status"] = status
     with pytest.warns(UserWarning, match=f"their check ended with status {status}: last line"):
-        assert not kernel_checks.verdict_on("library", 0).is_right
-    assert len(list(kernel_checks.folder().glob("*.json"))) == is_kept
+        assert not kernel_verdicts.verdict_on("library", 0).is_right
+    assert len(list(kernel_verdicts.folder().glob("*.json"))) == is_kept
 
 
 def test_checks_that_hang(gpu, monkeypatch):
     def run(command, timeout, **_options):
         raise subprocess.TimeoutExpired(command, timeout)
 
-    monkeypatch.setattr(kernel_checks.subprocess, "run", run)
+    monkeypatch.setattr(kernel_verdicts.subprocess, "run", run)
     with pytest.warns(UserWarning, match="did not end within 240 s"):
-        assert not kernel_checks.verdict_on("ampere", 0).is_right
+        assert not kernel_verdicts.verdict_on("ampere", 0).is_right
 
 
 def test_the_process_of_a_check(tmp_path, monkeypatch):
     monkeypatch.setattr(kernel_checks, "check", lambda family, device: Finding(3, family + device))
     kernel_checks.run_child("library", "cuda:0", str(tmp_path / "found"))
     assert json.loads((tmp_path / "found").read_text()) == [3, "librarycuda:0", None]
-    finding, is_lasting = kernel_checks._checked("nothing", "cpu")  # a real one
+    finding, is_lasting = kernel_verdicts._checked("nothing", "cpu")  # a real one
     assert sys.executable and "status 1" in finding.fault and not is_lasting
 
 

@@ -175,6 +175,22 @@ def test_the_engine(kind, strategy, library, request, tmp_path):
     assert worst_of_engine(engine.gradients(), expected) <= EXACT
 
 
+def test_forests_of_the_engine_have_few_intervals(library, request, tmp_path):
+    """Rows whose forest in their own order needs more intervals than the library takes, and results in the order of rows."""
+    folder = init_model(request.getfixturevalue("espalier"), tmp_path / "model", "qwen3")
+    rows = [{"input_ids": [max(token - 90, 1) for token in row], "trajectory_id": f"t{number}"}
+            for number, row in enumerate(caterpillar(20))]  # fmt: skip
+    assert len(espalier.build([row["input_ids"] for row in rows]).layout().visible_intervals()) > library_attention.MOST_BOUNDS
+    _, expected = transformers_gradients(folder, lambda model: reference.sft_loss(model, rows))
+    engine = engine_of(folder, strategy="tree-packing", token_budget=64)
+    engine.forward_backward(rows)
+    logprobs = engine.logprobs(rows)
+    assert library.calls["forward"] > 0 < library.calls["backward"]
+    assert worst_of_engine(engine.gradients(), expected) <= EXACT
+    for row, ours in zip(rows, logprobs, strict=True):
+        np.testing.assert_allclose(ours, engine.logprobs([row])[0], rtol=1e-12, atol=1e-12)
+
+
 def test_masks_are_kept_while_they_hold(library):
     """Not for a tensor that was changed, nor where nothing tells of changes."""
     q = torch.randn(3, 1, 8, dtype=torch.float64)

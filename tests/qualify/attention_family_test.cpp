@@ -11,7 +11,6 @@
 #include "espalier/ops/attention/arguments.h"
 #include "espalier/ops/attention/masked.h"
 #include "espalier/ops/guarded_output.h"
-#include "espalier/qualify/awkward_forests.h"
 #include "espalier/qualify/families.h"
 #include "espalier/qualify/pooled_errors.h"
 #include "tests/base/message_of.h"

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "espalier/sample/prompts.h"
+#include "espalier/sample/sampler.h"
 
 #include <gtest/gtest.h>
 

@@ -11,7 +11,6 @@
 #include "espalier/base/check.h"
 #include "espalier/engine/engine.h"
 #include "espalier/sample/mismatch.h"
-#include "espalier/sample/prompts.h"
 #include "espalier/verify/causal_sequence.h"
 #include "tests/engine/tiny_models.h"
 #include "tests/error_ratio.h"

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "espalier/tree/statistics.h"
+#include "espalier/tree/forest.h"
 
 #include <gtest/gtest.h>
 

@@ -10,7 +10,6 @@
 #include "espalier/base/check.h"
 #include "espalier/base/rng.h"
 #include "espalier/tree/forest.h"
-#include "espalier/tree/statistics.h"
 #include "tests/base/message_of.h"
 #include "tests/test_seed.h"
 #include "tests/tree/naive.h"

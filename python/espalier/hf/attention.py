@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
 
-from .. import kernel_checks, libraries, ops
+from .. import libraries, ops
 from ..errors import Unsupported
 from . import told
 from .asked_attention import Attention
@@ -116,7 +116,7 @@ def _is_proven(device: int) -> bool:
     try:
         from ..native_engine import native
     except ImportError:
-        return kernel_checks.is_attention_right(device)
+        return libraries.is_attention_right(device)
     return native.prove_kernels(device)
 
 

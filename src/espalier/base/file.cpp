@@ -17,6 +17,7 @@
 
 #include "espalier/base/check.h"
 #include "espalier/base/mapped_file_guard.h"
+#include "espalier/base/temporaries.h"
 
 namespace espalier {
 namespace {
@@ -198,6 +199,97 @@ void sync_folder(const fs::path& folder) {
     if (fs::is_regular_file(entry.symlink_status())) sync_path(entry.path(), false);
   }
   sync_path(folder, true);
+}
+
+bool still_names(const std::filesystem::path& path, int descriptor) {
+  struct stat named{}, open{};
+  if (::stat(path.c_str(), &named) != 0) return errno != ENOENT && errno != ENOTDIR;
+  return ::fstat(descriptor, &open) != 0 || (named.st_dev == open.st_dev && named.st_ino == open.st_ino);
+}
+
+namespace fs = std::filesystem;
+
+PartialFolder::PartialFolder(const fs::path& final_path)
+    : final_path_(fs::absolute(final_path).lexically_normal()) {
+  if (final_path_.filename().empty()) final_path_ = final_path_.parent_path();  // "DIR/"
+  const fs::path parent = final_path_.parent_path();
+  std::error_code error;
+  fs::create_directories(parent, error);
+  ESPALIER_CHECK(!error, "cannot make {}: {}", parent.string(), error.message());
+  path_ = parent / fmt::format(".{}.{}.partial", final_path_.filename().string(), process_tag());
+  fs::remove_all(path_);
+}
+
+PartialFolder::~PartialFolder() {
+  std::error_code ignored;
+  if (!path_.empty()) fs::remove_all(path_, ignored);
+}
+
+void PartialFolder::commit() {
+  sync_folder(path_);
+  std::error_code error;
+  const bool is_free = !fs::exists(final_path_, error) ||
+                       (fs::is_directory(final_path_, error) && fs::is_empty(final_path_, error));
+  ESPALIER_CHECK(is_free, "{}: expected no such folder, it exists already", final_path_.string());
+  fs::rename(path_, final_path_, error);
+  ESPALIER_CHECK(!error, "cannot rename {} to {}: {}", path_.string(), final_path_.string(), error.message());
+  path_.clear();
+  sync_folder(final_path_.parent_path());
+}
+
+namespace {
+
+constexpr size_t kMaxWaitingBytes = size_t{16} << 20;
+
+}  // namespace
+
+LogFile::~LogFile() {
+  if (descriptor_ >= 0) ::close(descriptor_);
+}
+
+void LogFile::append(std::string record) {
+  if (waiting_bytes_ + record.size() > kMaxWaitingBytes) {
+    ++num_dropped_;
+  } else {
+    waiting_bytes_ += record.size();
+    waiting_.push_back(std::move(record));
+  }
+  while (!waiting_.empty()) {
+    if (!write_front()) return;
+    waiting_bytes_ -= waiting_.front().size();
+    waiting_.pop_front();
+    front_written_ = 0;
+  }
+  failure_.clear();
+}
+
+bool LogFile::close_if_removed() {
+  if (descriptor_ < 0 || still_names(path_, descriptor_)) return false;
+  ::close(std::exchange(descriptor_, -1));
+  front_written_ = 0;
+  return true;
+}
+
+bool LogFile::write_front() {
+  if (descriptor_ < 0) {
+    descriptor_ = ::open(path_.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666);
+    if (descriptor_ < 0) {
+      failure_ = system_message(errno);
+      return false;
+    }
+  }
+  const std::string& record = waiting_.front();
+  while (front_written_ < record.size()) {
+    const ssize_t written =
+        ::write(descriptor_, record.data() + front_written_, record.size() - front_written_);
+    if (written < 0 && errno == EINTR) continue;
+    if (written < 0) {
+      failure_ = system_message(errno);
+      return false;
+    }
+    front_written_ += static_cast<size_t>(written);
+  }
+  return true;
 }
 
 }  // namespace espalier

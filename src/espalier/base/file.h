@@ -3,6 +3,8 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
+#include <deque>
 #include <filesystem>
 #include <memory>
 #include <span>
@@ -69,5 +71,63 @@ void write_text(const std::filesystem::path& path, std::string_view text);
 
 /// fsyncs every regular file directly in `folder`, then the folder itself.
 void sync_folder(const std::filesystem::path& folder);
+
+/// Whether `path` still names the file that is open as `descriptor`: false if it was removed or replaced,
+/// true if that is unknown.
+bool still_names(const std::filesystem::path& path, int descriptor);
+
+/// A folder ".NAME.TAG.partial" (base/temporaries.h: process_tag) beside `final_path` that the destructor
+/// removes unless it was committed. The constructor creates the parent of `final_path`; the caller creates
+/// the folder itself.
+class PartialFolder {
+ public:
+  explicit PartialFolder(const std::filesystem::path& final_path);
+  ~PartialFolder();
+  PartialFolder(const PartialFolder&) = delete;
+  PartialFolder& operator=(const PartialFolder&) = delete;
+
+  const std::filesystem::path& path() const { return path_; }
+
+  /// Syncs the files and renames the folder to its final name. Replaces an empty folder of that name; throws
+  /// InputError if anything else has it.
+  void commit();
+
+ private:
+  std::filesystem::path path_, final_path_;
+};
+
+/// Appends records to a file. Records that cannot be written (disk full, no permission, ulimit -f) are
+/// queued, up to 16 MiB, and retried with the next record. Beyond that new records are dropped. Records in
+/// the file are always complete, except the last one while writing fails.
+class LogFile {
+ public:
+  explicit LogFile(const std::filesystem::path& path) : path_(path) {}
+  ~LogFile();
+  LogFile(const LogFile&) = delete;
+  LogFile& operator=(const LogFile&) = delete;
+
+  /// Opens or creates the file if it is not open yet. Throws only if memory runs out.
+  void append(std::string record);
+  /// If the file was removed or replaced, closes it and returns true. The next record goes to the file that
+  /// then has the path.
+  bool close_if_removed();
+
+  const std::filesystem::path& path() const { return path_; }
+  /// The reason why the last write failed, or "" if everything is written.
+  const std::string& failure() const { return failure_; }
+  /// Records that are not completely in the file.
+  int64_t num_missing() const { return num_dropped_ + static_cast<int64_t>(waiting_.size()); }
+
+ private:
+  bool write_front();  // false on failure
+
+  std::filesystem::path path_;
+  int descriptor_ = -1;
+  std::deque<std::string> waiting_;
+  size_t front_written_ = 0;  // bytes of the first waiting record that are in the file
+  size_t waiting_bytes_ = 0;
+  int64_t num_dropped_ = 0;
+  std::string failure_;
+};
 
 }  // namespace espalier

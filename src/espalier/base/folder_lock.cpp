@@ -12,7 +12,7 @@
 #include <thread>
 
 #include "espalier/base/check.h"
-#include "espalier/base/open_file.h"
+#include "espalier/base/file.h"
 
 namespace espalier {
 namespace {

@@ -184,10 +184,6 @@ nlohmann::ordered_json to_json(const NoMlp&) {
   return {{"type", "none"}};
 }
 
-}  // namespace
-
-namespace {
-
 template <typename Part, typename Alternatives>
 const Part* first_of(const std::vector<LayerSpec>& layers, Alternatives LayerSpec::* part) {
   for (const LayerSpec& layer : layers) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "espalier/data/jsonl_reader.h"
+#include "espalier/data/reader.h"
 
 #include <simdjson.h>
 

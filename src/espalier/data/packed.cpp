@@ -11,7 +11,6 @@
 #include "espalier/base/safetensors.h"
 #include "espalier/data/builder.h"
 #include "espalier/data/fields.h"
-#include "espalier/data/packed_dtypes.h"
 #include "espalier/data/row_checks.h"
 #include "espalier/data/row_report.h"
 

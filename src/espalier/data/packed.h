@@ -2,7 +2,9 @@
 // The packed form: trajectories in one memory-mapped safetensors file, a tensor per column.
 #pragma once
 
+#include <cstdint>
 #include <filesystem>
+#include <type_traits>
 
 #include "espalier/data/reader.h"
 
@@ -20,5 +22,15 @@ void write_packed(const std::filesystem::path& path, const Trajectories& traject
 /// Checks columns that are not from a file like those of a packed file: lengths, offsets that ascend from 0
 /// to the number of tokens, and values. Throws InputError "COLUMN: ..." or "row N: ...".
 void check_columns(const Trajectories& columns);
+
+/// The safetensors name of an element type of packed files.
+template <typename T>
+constexpr const char* dtype_of() {
+  if constexpr (std::is_same_v<T, uint8_t>) return "U8";
+  if constexpr (std::is_same_v<T, int32_t>) return "I32";
+  if constexpr (std::is_same_v<T, int64_t>) return "I64";
+  if constexpr (std::is_same_v<T, float>) return "F32";
+  if constexpr (std::is_same_v<T, double>) return "F64";
+}
 
 }  // namespace espalier

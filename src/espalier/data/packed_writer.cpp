@@ -11,7 +11,6 @@
 
 #include "espalier/base/safetensors.h"
 #include "espalier/data/packed.h"
-#include "espalier/data/packed_dtypes.h"
 
 namespace espalier {
 namespace {

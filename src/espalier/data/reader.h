@@ -2,14 +2,16 @@
 // Reading trajectories: JSONL (plain, gzip, zstd) and packed safetensors.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <filesystem>
 #include <functional>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
-#include "espalier/data/field_tally.h"
+#include "espalier/data/fields.h"
 #include "espalier/data/trajectories.h"
 
 namespace espalier {
@@ -27,6 +29,39 @@ struct ReadOptions {
   int64_t max_rows = 0;                           // stop after this many good rows; 0: all
   int64_t max_line_bytes = kDefaultLineBytes;     // JSONL: a longer row is bad
   std::function<void(double fraction)> progress;  // called with the fraction of the file read; may be empty
+};
+
+/// A field that is not part of the format.
+struct IgnoredField {
+  std::string name;  // as in the file: print it through printable()
+  int64_t rows = 0;
+  int64_t per_token_rows = 0;  // rows in which it is a list with one entry per token
+
+  /// Whether it is a per-token field in most rows, so that the lengths do not match by chance.
+  bool is_per_token() const { return per_token_rows > 0 && 2 * per_token_rows >= rows; }
+};
+
+/// Counts over the good rows.
+struct FieldTally {
+  static constexpr size_t kMostIgnored = 1000;  // limit of stored names, because keys may be arbitrary data
+
+  int64_t tokens = 0;
+  int64_t loss_tokens = 0;                     // tokens of weight above 0, except the first of each row
+  int64_t rows_without_mask = 0;               // rows in which every token carries loss
+  std::array<int64_t, kNumFieldNames> rows{};  // rows that have kFieldNames[i]
+  std::array<int64_t, kNumFieldNames> number_rows{};  // of these, rows in which the id is a number, not text
+  std::vector<IgnoredField> ignored;                  // in order of first appearance
+  bool more_ignored = false;                          // there were more than kMostIgnored
+
+  /// Rows that have the field under any name. A row with two names of the field counts twice.
+  int64_t rows_with(Field field) const;
+
+  /// Adds `rows` rows with an unknown field.
+  void ignore(std::string_view name, int64_t rows, int64_t per_token_rows);
+  void add(const FieldTally& other);
+
+ private:
+  size_t next_ = 0;  // where to look first: rows mostly have the same fields in the same order
 };
 
 struct ReadReport {
@@ -53,5 +88,9 @@ Trajectories read_trajectories(std::span<const std::filesystem::path> paths, con
 /// pattern contains `*`, `?` or `[...]` as in a shell; the name of an existing file is never a pattern.
 /// Throws InputError for a pattern without matches, an empty name, or a missing file.
 std::vector<std::filesystem::path> expand_file_patterns(std::span<const std::string> patterns);
+
+/// Like read_trajectories, for a file that holds JSONL (plain, gzip or zstd), whatever its name. A field that
+/// is null counts as absent. Fields that are not part of the format are ignored.
+Trajectories read_jsonl(const std::filesystem::path& path, const ReadOptions& options, ReadReport* report);
 
 }  // namespace espalier

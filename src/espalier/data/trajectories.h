@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
 #include <span>
 #include <string>
@@ -131,5 +132,14 @@ std::vector<int64_t> turn_starts(const Trajectories& trajectories, int64_t r);
 /// One 64-bit key per token for TokenSequences::merge_keys: tokens with different recorded routes have
 /// different keys. Empty if no routes are recorded.
 std::vector<uint64_t> route_keys(const Trajectories& trajectories);
+
+/// Rows [begin, end) as views of the columns, which stay alive as long as the slice does.
+Trajectories slice_rows(const Trajectories& trajectories, int64_t begin, int64_t end);
+
+/// The hashes (base/hash.h) of the columns present, by their names in docs/data-format.md: input_ids (with
+/// the rows' lengths), loss_weights, logprobs, ref_logprobs, advantages, reward, chosen, group_id, pair_id,
+/// routed_experts. JSON Lines and packed files of equal values have equal hashes. trajectory_id is left out,
+/// because only messages use it.
+std::map<std::string, std::string> content_hashes(const Trajectories& trajectories);
 
 }  // namespace espalier

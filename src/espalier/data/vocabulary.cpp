@@ -4,7 +4,7 @@
 #include <unordered_map>
 
 #include "espalier/base/json_file.h"
-#include "espalier/base/utf8.h"
+#include "espalier/base/printable.h"
 
 namespace espalier {
 namespace {

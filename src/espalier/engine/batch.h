@@ -9,6 +9,9 @@
 #include <span>
 #include <vector>
 
+#include "espalier/config/router_shape.h"
+#include "espalier/data/trajectories.h"
+#include "espalier/engine/recorded_routes.h"
 #include "espalier/engine/step.h"
 #include "espalier/model/node_structure.h"
 #include "espalier/objective/loss.h"
@@ -56,5 +59,12 @@ Batch make_batch(const Step& step, int64_t index, const Loss& loss);
 /// Moves the tensors to the device, except context_blocks and context_positions, in one asynchronous copy
 /// (upload in runtime/device.h).
 Batch to_device(Batch batch, at::Device device);
+
+/// Sets batch->multiplicity: for each token of micro-batch `index`, the number of trajectories placed there
+/// that pass it. A token in several micro-batches counts in each for those placed there, so that the sum over
+/// the step is its number of flat tokens. Sets batch->routes if the data record them. Tensors are on the
+/// host.
+void set_router_inputs(const Step& step, int64_t index, const Trajectories& trajectories,
+                       const RouterShape& routers, Batch* batch);
 
 }  // namespace espalier

@@ -13,7 +13,7 @@
 
 #include "espalier/engine/batch.h"
 #include "espalier/engine/forward.h"
-#include "espalier/engine/step_measures.h"
+#include "espalier/engine/step_cost.h"
 #include "espalier/engine/step_sums.h"
 #include "espalier/model/model.h"
 #include "espalier/model/router_statistics.h"
@@ -107,5 +107,13 @@ StepResult forward_backward(const Model& model, const Step& step, const Loss& lo
 /// offsets[row] + position; other entries are not changed.
 void compute_logprobs(const Model& model, const Trajectories& trajectories, const Step& step,
                       std::vector<double>* logprobs, const MicroBatchProgress& progress = {});
+
+/// What forward_backward computes of the step beside gradients, by one forward pass over the trees: loss,
+/// metrics, and the numbers of tokens and terms. Of the work it gives the encoded tokens alone, and nothing
+/// of routers and measures. One metric is added: `nll_per_token`, the negative log-likelihood of the terms,
+/// averaged by their loss weights over all trajectories, whatever the objective and its normaliser. The same
+/// bits for the same weights, step and number of threads. Waits for the device.
+StepResult evaluate(const Model& model, const Step& step, const Loss& loss,
+                    const MicroBatchProgress& progress = {});
 
 }  // namespace espalier

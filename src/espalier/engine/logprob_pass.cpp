@@ -6,7 +6,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "espalier/engine/router_inputs.h"
+#include "espalier/engine/batch.h"
 #include "espalier/runtime/device.h"
 
 namespace espalier {

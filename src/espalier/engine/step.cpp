@@ -9,14 +9,14 @@
 
 namespace espalier {
 
-Forest forest_of(const Trajectories& trajectories, std::span<const int64_t> rows) {
+Forest forest_of(const Trajectories& trajectories, std::span<const int64_t> rows, ChildOrder order) {
   const std::vector<uint64_t> merge_keys = route_keys(trajectories);
   TokenSequences sequences;
   sequences.offsets = trajectories.offsets.span();
   sequences.tokens = trajectories.input_ids.span();
   sequences.merge_keys = merge_keys;
   sequences.release = trajectories.release;
-  return build_forest(sequences, rows);
+  return build_forest(sequences, rows, order);
 }
 
 namespace {
@@ -50,7 +50,7 @@ std::vector<int64_t> all_rows(const Trajectories& trajectories) {
 Step make_step(const Trajectories& trajectories, std::vector<int64_t> rows, const StepOptions& options) {
   Step step;
   step.rows = std::move(rows);
-  step.forest = forest_of(trajectories, step.rows);
+  step.forest = forest_of(trajectories, step.rows, options.child_order);
   set_plan(&step, options.costs == nullptr ? make_plan(step.forest, options.plan)
                                            : make_plan(step.forest, options.plan, *options.costs));
   set_terms(trajectories, options, &step);

@@ -41,6 +41,7 @@ struct StepOptions {
   ObjectiveOptions objective{};      // shared targets and normaliser of the terms
   const PlanCosts* costs = nullptr;  // costs for comparing plans (make_plan); null: of a typical decoder
   TermChoice terms = TermChoice::kWithLoss;
+  ChildOrder child_order = ChildOrder::kFirstReached;
   /// The sources of a mix, used in place of `objective` with TermChoice::kWithLoss.
   std::span<const MixSource> mix{};
 };
@@ -66,7 +67,8 @@ ComparedStep compare_step_plans(const Trajectories& trajectories, const StepOpti
 void set_plan(Step* step, Plan plan);
 
 /// The forest of the given rows of the data; all if empty.
-Forest forest_of(const Trajectories& trajectories, std::span<const int64_t> rows);
+Forest forest_of(const Trajectories& trajectories, std::span<const int64_t> rows,
+                 ChildOrder order = ChildOrder::kFirstReached);
 
 /// The terms of the trajectory of a placement whose edges start in its micro-batch, as a range of
 /// Step::terms.values.

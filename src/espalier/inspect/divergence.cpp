@@ -2,6 +2,7 @@
 #include "espalier/inspect/divergence.h"
 
 #include <algorithm>
+#include <array>
 #include <optional>
 #include <string>
 #include <unordered_map>
@@ -305,56 +306,26 @@ bool is_lost(Cause cause) {
   return cause >= Cause::kRetokenised;
 }
 
-const char* to_string(Cause cause) {
-  switch (cause) {
-    case Cause::kSampling:
-      return "sampling";
-    case Cause::kOtherInput:
-      return "other_input";
-    case Cause::kOtherGroup:
-      return "other_group";
-    case Cause::kRetokenised:
-      return "retokenised";
-    case Cause::kThinking:
-      return "stripped_thinking";
-    case Cause::kSystemPrompt:
-      return "system_prompt";
-    case Cause::kTimestamp:
-      return "timestamp";
-    case Cause::kIdentifier:
-      return "identifier";
-    case Cause::kRoutes:
-      return "expert_routes";
-    case Cause::kOtherText:
-      return "other_text";
-  }
-  return "";
-}
-
-const char* phrase(Cause cause) {
-  switch (cause) {
-    case Cause::kSampling:
-      return "the assistant's text differs";
-    case Cause::kOtherInput:
-      return "text of the user, a tool or the task differs";
-    case Cause::kOtherGroup:
-      return "another group begins with another text";
-    case Cause::kRetokenised:
-      return "the same text with different ids (re-tokenised history)";
-    case Cause::kThinking:
-      return "a thought on one side only (stripped thinking)";
-    case Cause::kSystemPrompt:
-      return "the system prompt was changed";
-    case Cause::kTimestamp:
-      return "a date, a time, a counter or another number differs";
-    case Cause::kIdentifier:
-      return "an id differs (of a request, a session, a user)";
-    case Cause::kRoutes:
-      return "recorded expert routes differ";
-    case Cause::kOtherText:
-      return "another short text differs";
-  }
-  return "";
+const CauseText& text_of(Cause cause) {
+  static constexpr std::array<CauseText, kNumCauses> kTexts{{
+      {"sampling", "the assistant's text differs", ""},
+      {"other_input", "text of the user, a tool or the task differs", ""},
+      {"other_group", "another group begins with another text", ""},
+      {"retokenised", "the same text with different ids (re-tokenised history)",
+       "keep the sampled ids in the history instead of re-tokenising its text"},
+      {"stripped_thinking", "a thought on one side only (stripped thinking)",
+       "keep thoughts in the history, or train on turns without them"},
+      {"system_prompt", "the system prompt was changed",
+       "use a single system prompt, or move the part that changes to its end"},
+      {"timestamp", "a date, a time, a counter or another number differs",
+       "fix the date or number, or move it after the shared text"},
+      {"identifier", "an id differs (of a request, a session, a user)",
+       "leave the id out, or move it after the shared text"},
+      {"expert_routes", "recorded expert routes differ",
+       "record routes once per prefix, or leave routed_experts out"},
+      {"other_text", "another short text differs", "see the examples"},
+  }};
+  return kTexts[static_cast<size_t>(cause)];
 }
 
 Divergence compare(const DivergenceContext& context, const Side& left, const Side& right) {

@@ -31,9 +31,12 @@ inline constexpr int kNumCauses = 10;
 inline constexpr int64_t kWordTokens = 24;
 
 bool is_lost(Cause cause);
-/// A word for files, and a phrase for reports.
-const char* to_string(Cause cause);
-const char* phrase(Cause cause);
+struct CauseText {
+  const char* word;    // for files
+  const char* phrase;  // for reports
+  const char* remedy;  // how to avoid it, an imperative without a full stop; empty if nothing is lost
+};
+const CauseText& text_of(Cause cause);
 
 /// The tokens of one trajectory after the place where two trajectories diverge.
 struct Side {

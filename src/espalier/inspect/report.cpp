@@ -15,6 +15,55 @@
 namespace espalier {
 namespace {
 
+// A smaller gain of merging does not count: a few rows of a group may be equal by chance.
+constexpr double kMergingCounts = 1.05;
+
+double quotient(double work, double tree) {
+  const double gain = work / tree;
+  return tree > 0 && work > 0 && std::isfinite(gain) ? gain : 1;
+}
+
+}  // namespace
+
+Gains Gains::of(double packing, double append_only, double tree, bool in_flops) {
+  return {quotient(packing, tree), quotient(append_only, tree), in_flops};
+}
+
+bool Gains::merging_helps() const {
+  return over_packing >= kMergingCounts * over_append_only;
+}
+
+std::array<GainFigure, 2> gain_figures(const Gains& gains) {
+  std::array<GainFigure, 2> figures = {
+      GainFigure{gains.over_packing, "sequence packing",
+                 "a trainer that encodes every trajectory separately"},
+      GainFigure{gains.over_append_only, "append-only merging",
+                 std::string("a trainer that first drops trajectories which others extend") +
+                     (gains.merging_helps() ? "" : " (few or none here)")}};
+  if (gains.merging_helps()) std::swap(figures[0], figures[1]);
+  return figures;
+}
+
+std::string both_gains(const Gains& gains) {
+  const auto [first, second] = gain_figures(gains);
+  return fmt::format("{:.2f}x over {} and {:.2f}x over {}", first.gain, first.over, second.gain, second.over);
+}
+
+std::string gains_lines(const Gains& gains) {
+  std::string lines;
+  for (const GainFigure& figure : gain_figures(gains)) {
+    lines += fmt::format("{:>10.2f}x over {}: {}\n", figure.gain, figure.over, figure.meaning);
+  }
+  return lines;
+}
+
+std::string gains_report(const Gains& gains, bool has_model) {
+  const char* counted = gains.in_flops ? "FLOPs" : has_model ? "tokens" : "tokens; --model gives FLOPs";
+  return fmt::format("predicted speed-up, at most (in {})\n{}", counted, gains_lines(gains));
+}
+
+namespace {
+
 using Json = nlohmann::ordered_json;
 
 // Smaller gains are reported as small, and as none.
@@ -97,15 +146,15 @@ Json sharing_to_json(const InspectReport& report, const Trajectories& trajectori
     for (const SharingExample& example : found.examples) {
       examples.push_back(example_to_json(example, trajectories, vocabulary));
     }
-    causes.push_back({{"cause", to_string(cause)},
-                      {"meaning", phrase(cause)},
+    causes.push_back({{"cause", text_of(cause).word},
+                      {"meaning", text_of(cause).phrase},
                       {"lost", is_lost(cause)},
                       {"places", found.places},
                       {"divergences", found.divergences},
                       {"tokens", found.tokens},
                       {"tokens_between_groups", found.tokens_between_groups},
                       {"values", found.values},
-                      {"remedy", is_lost(cause) ? remedy(cause) : ""},
+                      {"remedy", text_of(cause).remedy},
                       {"examples", std::move(examples)}});
   }
   return {{"text_known", vocabulary != nullptr},
@@ -207,13 +256,13 @@ void add_cause(Cause cause, const CauseReport& found, const Trajectories& trajec
                const Vocabulary* vocabulary, std::string* out) {
   add(out, "{:>10}  {:>10}  {:>14}  {:>14}  {}\n", with_commas(found.places), with_commas(found.divergences),
       is_lost(cause) ? with_commas(found.tokens) : "-",
-      is_lost(cause) ? with_commas(found.tokens_between_groups) : "-", phrase(cause));
+      is_lost(cause) ? with_commas(found.tokens_between_groups) : "-", text_of(cause).phrase);
   if (!is_lost(cause)) return;
   std::string values;
   for (const std::string& value : found.values)
     values += (values.empty() ? "" : ", ") + quoted(value, 48, false);
   if (!values.empty()) add(out, "      such as {}\n", values);
-  add(out, "      to share: {}\n", remedy(cause));
+  add(out, "      to share: {}\n", text_of(cause).remedy);
   for (const SharingExample& example : found.examples) add_example(example, trajectories, vocabulary, out);
 }
 
@@ -236,25 +285,6 @@ void add_sharing(const InspectReport& report, const Trajectories& trajectories, 
 }
 
 }  // namespace
-
-const char* remedy(Cause cause) {
-  switch (cause) {
-    case Cause::kRetokenised:
-      return "keep the sampled ids in the history instead of re-tokenising its text";
-    case Cause::kThinking:
-      return "keep thoughts in the history, or train on turns without them";
-    case Cause::kSystemPrompt:
-      return "use a single system prompt, or move the part that changes to its end";
-    case Cause::kTimestamp:
-      return "fix the date or number, or move it after the shared text";
-    case Cause::kIdentifier:
-      return "leave the id out, or move it after the shared text";
-    case Cause::kRoutes:
-      return "record routes once per prefix, or leave routed_experts out";
-    default:
-      return "see the examples";
-  }
-}
 
 const char* const kHowLossIsCounted =
     "Tokens lost: for each branch that diverges for this cause, the equal ids that follow the differing "
@@ -310,9 +340,9 @@ Verdict verdict_of(const InspectReport& report) {
       "cause: {}{}. To share {}, {}; the cached-token ratio would be {:.2f} or more instead of {:.2f}.",
       count_of(lost, "token", "tokens"), part * 100, lost == 1 ? "is" : "are",
       lost == 1 ? "it is" : "they are",
-      between > 0 ? fmt::format(", {} of them between groups", with_commas(between)) : "", phrase(cause),
-      values.empty() ? "" : values + ")", lost == 1 ? "it" : "them", remedy(cause),
-      ratio_without_losses(report), report.statistics.cached_token_ratio);
+      between > 0 ? fmt::format(", {} of them between groups", with_commas(between)) : "",
+      text_of(cause).phrase, values.empty() ? "" : values + ")", lost == 1 ? "it" : "them",
+      text_of(cause).remedy, ratio_without_losses(report), report.statistics.cached_token_ratio);
   return verdict;
 }
 

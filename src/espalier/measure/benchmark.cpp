@@ -10,10 +10,10 @@
 #include "espalier/base/check.h"
 #include "espalier/base/median.h"
 #include "espalier/engine/engine.h"
-#include "espalier/measure/append_only.h"
-#include "espalier/model/global_norm.h"
+#include "espalier/measure/workloads.h"
+#include "espalier/model/model.h"
 #include "espalier/runtime/device.h"
-#include "espalier/tree/statistics.h"
+#include "espalier/tree/forest.h"
 
 namespace espalier {
 namespace {

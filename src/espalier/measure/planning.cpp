@@ -9,7 +9,7 @@
 #include "espalier/measure/model_use.h"
 #include "espalier/objective/objective.h"
 #include "espalier/plan/adapter_cost.h"
-#include "espalier/plan/cost_model_file.h"
+#include "espalier/plan/time_model.h"
 
 namespace espalier {
 

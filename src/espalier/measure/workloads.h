@@ -6,6 +6,7 @@
 
 #include "espalier/base/csr.h"
 #include "espalier/data/trajectories.h"
+#include "espalier/tree/forest.h"
 
 namespace espalier {
 
@@ -36,5 +37,11 @@ Csr<int32_t> branching_rollouts(const WorkloadSizes& sizes, int64_t depth, int64
 /// A conversation of about agent_tokens tokens with two answers per turn; the second one is continued. Every
 /// answer ends a trajectory.
 Csr<int32_t> conversation(const WorkloadSizes& sizes, int64_t vocab_size);
+
+/// The trajectories left after append-only merging (ForestStatistics), one per leaf of `forest`, the forest
+/// of all rows of `trajectories`. A trajectory that ends inside others is merged into the first of them in
+/// preorder: its loss weights are added there. So loss and gradients of sft are unchanged with shared targets
+/// `sum`, normalised by token or by a constant. Other columns are dropped.
+Trajectories merge_append_only(const Trajectories& trajectories, const Forest& forest);
 
 }  // namespace espalier

@@ -11,7 +11,6 @@
 #include <optional>
 #include <tuple>
 
-#include "espalier/model/prepared_weights.h"
 #include "espalier/ops/checks.h"
 #include "espalier/ops/edge_logprobs/arguments.h"
 #include "espalier/ops/edge_logprobs/edge_logprobs.h"
@@ -423,6 +422,18 @@ EdgeDistribution head_distribution(const at::Tensor& hidden, const at::Tensor& w
                                    const at::Tensor& edge_row, const at::Tensor& edge_target) {
   const variable_list results = HeadDistribution::apply(hidden, weight, edge_row, edge_target);
   return {results[0], results[1]};
+}
+
+const detail::PreparedWeight* prepared(const at::Tensor& weight) {
+  auto* kept = PreparedWeights::find();
+  if (kept == nullptr) return nullptr;
+  return &kept->get(weight, [&] { return detail::PreparedWeight(weight.detach()); });
+}
+
+at::Tensor head_logits(const at::Tensor& hidden, const at::Tensor& weight) {
+  const at::NoGradGuard no_grad;
+  if (const detail::PreparedWeight* ready = prepared(weight)) return ready->unrounded(hidden);
+  return detail::unrounded_product(hidden, weight.t());
 }
 
 }  // namespace espalier::accumulating

@@ -3,6 +3,8 @@
 
 #include <ATen/ATen.h>
 
+#include <cmath>
+
 #include "espalier/ops/checks.h"
 
 namespace espalier {
@@ -23,6 +25,18 @@ void Model::complete_gradients() const {
     if (gradient.defined()) continue;
     gradient = at::zeros_like(parameter.value, detail::accumulator_dtype(parameter.value.scalar_type()));
   }
+}
+
+double global_norm(std::vector<at::Tensor> gradients) {
+  std::erase_if(gradients, [](const at::Tensor& gradient) { return !gradient.defined(); });
+  if (gradients.empty()) return 0;
+  const at::Tensor norms = at::stack(at::_foreach_norm(gradients, 2, at::kDouble)).cpu();
+  double squares = 0;
+  for (int64_t i = 0; i < norms.numel(); ++i) {
+    const double norm = norms.const_data_ptr<double>()[i];
+    squares += norm * norm;
+  }
+  return std::sqrt(squares);
 }
 
 }  // namespace espalier

@@ -85,4 +85,8 @@ class Model {
   void complete_gradients() const;
 };
 
+/// L2 norm over all gradients, summed in float64; undefined ones count as zero. All must be on one device,
+/// which is synchronised once.
+double global_norm(std::vector<at::Tensor> gradients);
+
 }  // namespace espalier

@@ -8,13 +8,13 @@
 #include <vector>
 
 #include "espalier/model/node_structure.h"
-#include "espalier/model/router_context.h"
+#include "espalier/model/router_statistics.h"
 #include "espalier/ops/attention/tree_attention.h"
 
 namespace espalier {
 
 /// All interactions between tokens. A model uses only these, so the same model runs on a micro-batch of a
-/// tree (engine/tree_sequence.h) and on a plain sequence (verify/causal_sequence.h).
+/// tree (engine/forward.h) and on a plain sequence (verify/causal_sequence.h).
 class SequenceOps {
  public:
   virtual ~SequenceOps() = default;

@@ -7,7 +7,7 @@
 #include <string>
 
 #include "espalier/base/check.h"
-#include "espalier/objective/kl.h"
+#include "espalier/objective/exponentials.h"
 
 namespace espalier {
 namespace {

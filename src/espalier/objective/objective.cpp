@@ -1,21 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "espalier/objective/objective.h"
 
+#include <ATen/ATen.h>
+
 #include <algorithm>
 
 #include "espalier/base/check.h"
-#include "espalier/objective/cispo.h"
-#include "espalier/objective/dpo.h"
-#include "espalier/objective/grpo.h"
-#include "espalier/objective/gspo.h"
-#include "espalier/objective/ipo.h"
-#include "espalier/objective/kto.h"
-#include "espalier/objective/opd.h"
-#include "espalier/objective/opd_topk.h"
-#include "espalier/objective/orpo.h"
-#include "espalier/objective/reinforce.h"
-#include "espalier/objective/sft.h"
-#include "espalier/objective/simpo.h"
+#include "espalier/objective/policy_gradient.h"
+#include "espalier/objective/preference.h"
 
 namespace espalier {
 
@@ -24,36 +16,41 @@ bool Objective::reads(TermColumn column) const {
   return std::find(read.begin(), read.end(), column) != read.end();
 }
 
-std::shared_ptr<const Objective> make_objective(const ObjectiveOptions& options) {
-  switch (options.kind) {
-    case ObjectiveKind::kSft:
-      return std::make_shared<Sft>(options);
-    case ObjectiveKind::kPpo:
-    case ObjectiveKind::kGrpo:
-    case ObjectiveKind::kDrGrpo:
-    case ObjectiveKind::kDapo:
-      return std::make_shared<Grpo>(options);
-    case ObjectiveKind::kGspo:
-      return std::make_shared<Gspo>(options);
-    case ObjectiveKind::kCispo:
-      return std::make_shared<Cispo>(options);
-    case ObjectiveKind::kReinforce:
-      return std::make_shared<Reinforce>(options);
-    case ObjectiveKind::kOpd:
-      if (options.ref_topk != RefTopk::kNone) return std::make_shared<OpdTopk>(options);
-      return std::make_shared<Opd>(options);
-    case ObjectiveKind::kDpo:
-      return std::make_shared<Dpo>(options);
-    case ObjectiveKind::kIpo:
-      return std::make_shared<Ipo>(options);
-    case ObjectiveKind::kKto:
-      return std::make_shared<Kto>(options);
-    case ObjectiveKind::kSimpo:
-      return std::make_shared<Simpo>(options);
-    case ObjectiveKind::kOrpo:
-      return std::make_shared<Orpo>(options);
+namespace {
+
+/// Supervised fine-tuning: cross-entropy of the tokens that carry loss.
+///   loss = sum over the terms of coefficient * -log p
+class Sft : public Objective {
+ public:
+  using Objective::Objective;
+
+  ObjectiveValue value(const at::Tensor& logprobs, const TermTensors& terms,
+                       const TermUnits&) const override {
+    return {.loss = -(terms.coefficient * logprobs).sum(), .metrics = {}};
   }
-  throw InternalError("unknown objective");
+
+  at::Tensor reference(std::span<const ReferenceTrajectory> group) const override {
+    std::vector<at::Tensor> addends;
+    for (const ReferenceTrajectory& trajectory : group)
+      addends.push_back(trajectory.terms.coefficient * -trajectory.logprobs);
+    return at::cat(addends);
+  }
+
+  TermBytes term_bytes() const override {
+    // Running: the log-probability and its product with the coefficient; or their gradients.
+    return {.batch = kTermIndexBytes + kTermRealBytes, .graph = 0, .running = 2 * kTermRealBytes};
+  }
+};
+
+}  // namespace
+
+std::shared_ptr<const Objective> make_objective(const ObjectiveOptions& options) {
+  if (auto objective = make_policy_gradient(options)) return objective;
+  if (auto objective = make_preference(options)) return objective;
+  if (options.kind == ObjectiveKind::kKto) return detail::make_kto(options);
+  if (options.kind == ObjectiveKind::kSft) return std::make_shared<Sft>(options);
+  ESPALIER_ASSERT(options.kind == ObjectiveKind::kOpd);
+  return detail::make_opd(options);
 }
 
 TermBytes term_bytes(const Objective& objective, int64_t ref_topk) {

@@ -88,7 +88,7 @@ class Objective {
 
   const ObjectiveOptions& options() const { return options_; }
 
-  virtual std::string_view name() const = 0;
+  virtual std::string_view name() const { return to_string(options_.kind); }
   virtual Scope scope() const { return Scope::kToken; }
   /// The columns that value() reads.
   virtual std::vector<TermColumn> columns() const { return {}; }
@@ -117,6 +117,14 @@ class Objective {
 
 /// Creates the objective named by the options.
 std::shared_ptr<const Objective> make_objective(const ObjectiveOptions& options);
+
+namespace detail {
+
+/// Parts of make_objective, each for the options of one kind.
+std::shared_ptr<const Objective> make_opd(const ObjectiveOptions& options);
+std::shared_ptr<const Objective> make_kto(const ObjectiveOptions& options);
+
+}  // namespace detail
 
 /// The data fields (docs/data-format.md) that the columns of an objective are computed from.
 std::vector<std::string> data_fields(const Objective& objective);

@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "espalier/objective/options.h"
 
+#include <algorithm>
 #include <array>
 #include <cmath>
 #include <cstdlib>
+#include <initializer_list>
 
 #include "espalier/base/options.h"
 
@@ -48,6 +50,10 @@ constexpr auto kNormalizers = std::to_array<Word<Normalize>>({{"token", Normaliz
                                                               {"sequence-sum", Normalize::kSequenceSum},
                                                               {"group", Normalize::kGroup}});
 
+bool is_one_of(ObjectiveKind kind, std::initializer_list<ObjectiveKind> kinds) {
+  return std::ranges::find(kinds, kind) != kinds.end();
+}
+
 }  // namespace
 
 std::vector<std::string> objective_names() {
@@ -67,30 +73,13 @@ bool is_policy_gradient(ObjectiveKind kind) {
 }
 
 bool clips_ratio(ObjectiveKind kind) {
-  switch (kind) {
-    case ObjectiveKind::kPpo:
-    case ObjectiveKind::kGrpo:
-    case ObjectiveKind::kDrGrpo:
-    case ObjectiveKind::kDapo:
-    case ObjectiveKind::kGspo:
-    case ObjectiveKind::kCispo:
-      return true;
-    default:
-      return false;
-  }
+  using enum ObjectiveKind;
+  return is_one_of(kind, {kPpo, kGrpo, kDrGrpo, kDapo, kGspo, kCispo});
 }
 
 bool is_preference(ObjectiveKind kind) {
-  switch (kind) {
-    case ObjectiveKind::kDpo:
-    case ObjectiveKind::kIpo:
-    case ObjectiveKind::kKto:
-    case ObjectiveKind::kSimpo:
-    case ObjectiveKind::kOrpo:
-      return true;
-    default:
-      return false;
-  }
+  using enum ObjectiveKind;
+  return is_one_of(kind, {kDpo, kIpo, kKto, kSimpo, kOrpo});
 }
 
 ObjectiveOptions default_options(ObjectiveKind kind) {
@@ -331,8 +320,8 @@ void check_ranges(const ObjectiveOptions& options) {
 void check_objective_options(const ObjectiveOptions& options) {
   check_ranges(options);
   const std::string_view name = to_string(options.kind);
-  const bool clips = options.kind == ObjectiveKind::kPpo || options.kind == ObjectiveKind::kGrpo ||
-                     options.kind == ObjectiveKind::kDrGrpo || options.kind == ObjectiveKind::kDapo;
+  using enum ObjectiveKind;
+  const bool clips = is_one_of(options.kind, {kPpo, kGrpo, kDrGrpo, kDapo});
   ESPALIER_CHECK(options.dual_clip == 0 || clips,
                  "--dual-clip: expected one of the objectives ppo, grpo, dr_grpo and dapo, received {}",
                  name);

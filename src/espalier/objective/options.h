@@ -55,7 +55,7 @@ enum class ImportanceLevel { kToken, kSequence };
 enum class KlEstimator { kK1, kK2, kK3 };
 enum class KlPlace { kLoss, kReward };
 
-/// How distillation uses the reference model's most likely tokens (OpdTopk): kNone compares the sampled token
+/// How distillation uses the reference model's most likely tokens (opd.cpp): kNone compares the sampled token
 /// alone; kRest merges all other tokens into one; kRenormalize divides their probabilities by their sum.
 enum class RefTopk { kNone, kRest, kRenormalize };
 

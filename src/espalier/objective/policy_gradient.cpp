@@ -7,8 +7,7 @@
 #include <cmath>
 #include <limits>
 
-#include "espalier/objective/kl.h"
-#include "espalier/objective/scaled_exp.h"
+#include "espalier/objective/exponentials.h"
 
 namespace espalier {
 namespace {
@@ -121,7 +120,7 @@ ObjectiveValue PolicyGradient::value(const at::Tensor& logprobs, const TermTenso
 
 namespace {
 
-// The formulas of kl.h as printed, for reference().
+// The formulas of kl_estimate as printed, for reference().
 at::Tensor plain_divergence(const at::Tensor& logprobs, const at::Tensor& reference, KlEstimator estimator) {
   const at::Tensor log_ratio = reference - logprobs;
   if (estimator == KlEstimator::kK1) return -log_ratio;

@@ -73,6 +73,9 @@ class PolicyGradient : public Objective {
   Weights importance_weights(const at::Tensor& log_mismatch, const TermUnits& units) const;
 };
 
+/// The objective of this kind (policy_objectives.cpp); null if it is no policy gradient.
+std::shared_ptr<const Objective> make_policy_gradient(const ObjectiveOptions& options);
+
 /// Sums values of terms [M] by trajectory: [N].
 at::Tensor sum_by_trajectory(const at::Tensor& values, const TermUnits& units);
 

@@ -34,6 +34,9 @@ class Preference : public Objective {
   virtual at::Tensor plain_pair_loss(const at::Tensor& chosen, const at::Tensor& rejected) const = 0;
 };
 
+/// The objective of this kind (preference_objectives.cpp); null if it compares no pairs.
+std::shared_ptr<const Objective> make_preference(const ObjectiveOptions& options);
+
 /// Scores of N trajectories, coefficient / w, and `chosen`; [N] each.
 struct TrajectoryScores {
   at::Tensor score, share, chosen;

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "espalier/plan/cost_model.h"
-#include "espalier/plan/load.h"
+#include "espalier/plan/loss_work.h"
 
 namespace espalier {
 

@@ -8,8 +8,8 @@
 #include "espalier/base/check.h"
 #include "espalier/base/csr.h"
 #include "espalier/base/interrupt.h"
-#include "espalier/plan/bin_packing.h"
 #include "espalier/plan/context.h"
+#include "espalier/plan/packing.h"
 
 namespace espalier {
 namespace {

@@ -8,10 +8,8 @@
 
 #include "espalier/base/check.h"
 #include "espalier/base/units.h"
-#include "espalier/plan/common_costs.h"
+#include "espalier/plan/packing.h"
 #include "espalier/plan/partition.h"
-#include "espalier/plan/sequence_packing.h"
-#include "espalier/plan/tree_packing.h"
 
 namespace espalier {
 namespace {
@@ -90,7 +88,7 @@ void offer(Candidate* candidate, Plan plan, const PlanPrice& price) {
 }
 
 // Tracks the best candidate.
-struct Choice {
+struct BestChoice {
   std::optional<double> seconds;   // of the best candidate's plan
   double least_bytes = kInfinity;  // the minimum over all candidates
 
@@ -275,7 +273,7 @@ PlanPrice price(const PlanCosts& costs, const Plan& plan) {
 
 Plan make_plan(const Forest& forest, const PlanOptions& options, const PlanCosts& costs) {
   check_options(forest, options);
-  Choice choice;
+  BestChoice choice;
   std::optional<Plan> best;
   for (const PlanOptions& way : ways_of(options)) {
     Candidate candidate = candidate_of(forest, way, costs, choice.seconds);
@@ -297,7 +295,7 @@ PlanComparison compare_plans(const Forest& forest, const PlanOptions& options, c
   all.strategy = Strategy::kAuto;
   const std::vector<PlanOptions> ways = ways_of(all);
   PlanComparison comparison;
-  Choice choice;
+  BestChoice choice;
   for (size_t i = 0; i < ways.size(); ++i) {
     const auto searching = [&](double fraction) {
       if (progress) progress(ways[i], (static_cast<double>(i) + fraction) / static_cast<double>(ways.size()));
@@ -314,6 +312,14 @@ PlanComparison compare_plans(const Forest& forest, const PlanOptions& options, c
 PlanComparison compare_plans(const Forest& forest, const PlanOptions& options, const PlanProgress& progress) {
   check_no_memory_budget(options);
   return compare_plans(forest, options, common_costs(), progress);
+}
+
+PlanCosts common_costs() {
+  const LayerSpec layer{AttentionSpec{.num_attention_heads = 16, .num_key_value_heads = 8, .head_dim = 128},
+                        DenseMlpSpec{.intermediate_size = 3072}};
+  const ModelCost common =
+      model_cost({.hidden_size = 1024, .vocab_size = 151'936, .layers = std::vector<LayerSpec>(28, layer)});
+  return {assumed_time_model(common), {.cost = common}};
 }
 
 }  // namespace espalier

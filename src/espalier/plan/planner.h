@@ -29,7 +29,7 @@ struct PlanPrice {
 PlanPrice price(const PlanCosts& costs, const Plan& plan);
 
 /// Plans the whole forest:
-///   tree-packing (tree_packing.h), sequence-packing (sequence_packing.h), partition (partition.h, merged the
+///   tree-packing and sequence-packing (packing.h), partition (partition.h, merged the
 ///   cheaper way), or auto: the cheapest of the three by predicted time.
 /// Activations are checkpointed as the options say, or (auto) as in the cheapest plan. Micro-batches hold at
 /// most token_budget tokens. Under a memory budget, make_plan searches for the largest token budget, at most
@@ -72,5 +72,8 @@ PlanComparison compare_plans(const Forest& forest, const PlanOptions& options, c
 /// Likewise without a model.
 PlanComparison compare_plans(const Forest& forest, const PlanOptions& options,
                              const PlanProgress& progress = {});
+
+/// The costs of a decoder of half a billion parameters and common proportions, at assumed rates.
+PlanCosts common_costs();
 
 }  // namespace espalier

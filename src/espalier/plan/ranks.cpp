@@ -8,7 +8,7 @@
 
 #include "espalier/base/check.h"
 #include "espalier/base/interrupt.h"
-#include "espalier/plan/largest_differencing.h"
+#include "espalier/plan/packing.h"
 #include "espalier/plan/range_minimum.h"
 
 namespace espalier {

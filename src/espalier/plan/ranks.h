@@ -43,7 +43,7 @@ double path_seconds(const TimeModel& model, int64_t tokens);
 RankPlan distribute(const Forest& forest, int64_t num_ranks, const TimeModel& model);
 
 /// For comparison, the distribution of trainers without trees: whole trajectories, encoded separately,
-/// divided by largest differencing (largest_differencing.h). Their tokens are counted as tree_tokens;
+/// divided by largest differencing (packing.h). Their tokens are counted as tree_tokens;
 /// split_trees is 0.
 RankPlan distribute_trajectories(const Forest& forest, int64_t num_ranks, const TimeModel& model);
 

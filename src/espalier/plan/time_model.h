@@ -2,11 +2,14 @@
 // Predicts the seconds of a micro-batch from counts and measured or assumed rates.
 #pragma once
 
+#include <nlohmann/json.hpp>
+
 #include <array>
 #include <cstdint>
+#include <filesystem>
 
 #include "espalier/plan/cost_model.h"
-#include "espalier/plan/load.h"
+#include "espalier/plan/loss_work.h"
 
 namespace espalier {
 
@@ -35,5 +38,21 @@ double predicted_seconds(const TimeModel& model, const Load& load,
 
 /// Seconds of a forward pass alone, LM head included.
 double predicted_forward_seconds(const TimeModel& model, const Load& load);
+
+/// Name of the file in the folder of a training run.
+inline constexpr const char* kCostModelFile = "cost_model.json";
+
+/// Rates, in seconds per unit of each of time_features, and whether they are built-in or measured. They read
+/// back bitwise identical.
+nlohmann::ordered_json cost_model_json(const TimeModel& model);
+
+/// The rates of a JSON object from cost_model_json, for a model of this cost; other keys are ignored. Throws
+/// InputError naming `file` for an unknown format version and for missing rates, or rates outside of 0 to 1e9
+/// seconds.
+TimeModel parse_cost_model(const nlohmann::json& json, const ModelCost& cost,
+                           const std::filesystem::path& file);
+
+/// parse_cost_model of a file. Throws InputError also if it is not JSON.
+TimeModel read_cost_model(const std::filesystem::path& file, const ModelCost& cost);
 
 }  // namespace espalier

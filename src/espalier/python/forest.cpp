@@ -18,7 +18,6 @@
 #include "espalier/python/trajectory_layout.h"
 #include "espalier/tree/forest.h"
 #include "espalier/tree/layout.h"
-#include "espalier/tree/statistics.h"
 
 namespace espalier::python {
 namespace {

@@ -8,7 +8,7 @@
 #include <string>
 
 #include "espalier/base/units.h"
-#include "espalier/plan/common_costs.h"
+#include "espalier/plan/planner.h"
 #include "espalier/python/arrays.h"
 #include "espalier/python/bindings.h"
 #include "espalier/python/model_costs.h"

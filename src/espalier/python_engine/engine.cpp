@@ -18,26 +18,24 @@
 #include "espalier/base/json_file.h"
 #include "espalier/base/mapped_file_guard.h"
 #include "espalier/config/stop_ids.h"
+#include "espalier/engine/batch.h"
 #include "espalier/engine/cost.h"
-#include "espalier/engine/router_inputs.h"
 #include "espalier/measure/kernel_check.h"
 #include "espalier/measure/model_use.h"
 #include "espalier/model/weights/adapter_folder.h"
 #include "espalier/model/weights/weights.h"
 #include "espalier/objective/custom.h"
 #include "espalier/ops/attention/cuda.h"
+#include "espalier/ops/attention/library.h"
 #include "espalier/ops/checks.h"
 #include "espalier/plan/adapter_cost.h"
 #include "espalier/python_engine/options.h"
 #include "espalier/runtime/out_of_memory.h"
-#include "espalier/sample/prompts.h"
 #include "espalier/sample/sampler.h"
-#include "espalier/train/optimizer/diagnosis.h"
 #include "espalier/train/optimizer/step_trainer.h"
 #include "espalier/train/run/checkpoint.h"
-#include "espalier/train/run/load_model.h"
+#include "espalier/train/run/metrics.h"
 #include "espalier/train/run/resume.h"
-#include "espalier/train/run/step_metrics.h"
 
 namespace espalier::python_engine {
 namespace {
@@ -207,6 +205,11 @@ struct Engine::State {
     return lora ? with_adapters(std::move(costs), config, *lora) : costs;
   }
 
+  /// Few intervals of keys for each token, where the library takes attention by intervals.
+  ChildOrder child_order() const {
+    return library::is_chosen(device) ? ChildOrder::kMostLeavesFirst : ChildOrder::kFirstReached;
+  }
+
   void check_rows(const Trajectories& rows, const std::vector<int64_t>& indices) const;
   Metrics forward_backward(const Trajectories& rows, const Indices& indices,
                            const ObjectiveOptions& objective, const TermFunction& function,
@@ -273,7 +276,11 @@ Metrics Engine::State::forward_backward(const Trajectories& rows, const Indices&
   const auto terms = std::make_shared<TermsOfRows>();
   const Loss loss(rows, objective_of(objective, function, terms));
   const PlanCosts plan_costs = costs(loss.objective(), rows.ref_topk);
-  const Step step = make_step(rows, chosen, {options.planning.options(rows), objective, &plan_costs});
+  const Step step = make_step(rows, chosen,
+                              {.plan = options.planning.options(rows),
+                               .objective = objective,
+                               .costs = &plan_costs,
+                               .child_order = child_order()});
   *terms = terms_of_rows(step);
   try {
     const StepResult result = trainer.add_gradients(step, loss, progress);
@@ -390,8 +397,10 @@ std::vector<double> Engine::logprobs(const Trajectories& rows, const Progress& p
   return plainly([&] {
     state_->check_rows(rows, rows_of(rows, std::nullopt));
     const PlanCosts costs = state_->costs(*make_objective(ObjectiveOptions{}));
-    const Step step = make_step(
-        rows, {.plan = state_->options.planning.options(rows), .costs = &costs, .terms = TermChoice::kAll});
+    const Step step = make_step(rows, {.plan = state_->options.planning.options(rows),
+                                       .costs = &costs,
+                                       .terms = TermChoice::kAll,
+                                       .child_order = state_->child_order()});
     std::vector<double> values(rows.num_tokens());
     compute_logprobs(state_->trainer.decoder(), rows, step, &values, progress);
     check_mapped_files();

@@ -17,19 +17,40 @@ std::string python_name(std::string name) {
   return name;
 }
 
-void parse(const NamedTexts& texts, OptionList* list) {
-  for (const auto& [name, text] : texts) {
-    std::vector<std::string> names = list->names();
-    std::ranges::transform(names, names.begin(), python_name);
-    ESPALIER_CHECK(list->find(name) != nullptr, "{}: there is no such option; expected one of {}",
-                   python_name(name), fmt::join(names, ", "));
-  }
-  list->set(texts);
+void add(EngineOptions* options, OptionList* list) {
+  options->add(list);
+}
+
+void add(ObjectiveOptions* options, OptionList* list) {
+  add_objective_options(options, list);
 }
 
 void add(SamplingOptions* options, OptionList* list) {
   options->add_sampling(list);
   options->add_sizes(list);
+}
+
+template <class Options>
+Options parsed(const NamedTexts& texts) {
+  Options options;
+  OptionList list;
+  add(&options, &list);
+  for (const auto& [name, text] : texts) {
+    std::vector<std::string> names = list.names();
+    std::ranges::transform(names, names.begin(), python_name);
+    ESPALIER_CHECK(list.find(name) != nullptr, "{}: there is no such option; expected one of {}",
+                   python_name(name), fmt::join(names, ", "));
+  }
+  list.set(texts);
+  return options;
+}
+
+template <class Options>
+std::string described() {
+  Options options;
+  OptionList list;
+  add(&options, &list);
+  return list.description().dump();
 }
 
 }  // namespace
@@ -47,51 +68,32 @@ void EngineOptions::add(OptionList* list) {
 }
 
 EngineOptions parse_engine_options(const NamedTexts& texts) {
-  EngineOptions options;
-  OptionList list;
-  options.add(&list);
-  parse(texts, &list);
+  auto options = parsed<EngineOptions>(texts);
   options.train.lora = options.lora.options();
   options.train.adapter = options.lora.adapter;
   return options;
 }
 
 ObjectiveOptions parse_objective_options(const NamedTexts& texts) {
-  ObjectiveOptions options;
-  OptionList list;
-  add_objective_options(&options, &list);
-  parse(texts, &list);
+  const auto options = parsed<ObjectiveOptions>(texts);
   check_objective_options(options);
   return options;
 }
 
 SamplingOptions parse_sampling_options(const NamedTexts& texts) {
-  SamplingOptions options;
-  OptionList list;
-  add(&options, &list);
-  parse(texts, &list);
-  return options;
+  return parsed<SamplingOptions>(texts);
 }
 
 std::string engine_options_json() {
-  EngineOptions options;
-  OptionList list;
-  options.add(&list);
-  return list.description().dump();
+  return described<EngineOptions>();
 }
 
 std::string objective_options_json() {
-  ObjectiveOptions options;
-  OptionList list;
-  add_objective_options(&options, &list);
-  return list.description().dump();
+  return described<ObjectiveOptions>();
 }
 
 std::string sampling_options_json() {
-  SamplingOptions options;
-  OptionList list;
-  add(&options, &list);
-  return list.description().dump();
+  return described<SamplingOptions>();
 }
 
 }  // namespace espalier::python_engine

@@ -7,8 +7,8 @@
 #include "espalier/measure/device_options.h"
 #include "espalier/measure/planning.h"
 #include "espalier/python_engine/engine.h"
-#include "espalier/sample/sampling_options.h"
-#include "espalier/train/lora_flags.h"
+#include "espalier/sample/sampler.h"
+#include "espalier/train/flags.h"
 #include "espalier/train/train_options.h"
 
 namespace espalier::python_engine {

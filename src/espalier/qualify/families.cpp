@@ -3,7 +3,6 @@
 
 #include <ATen/ATen.h>
 #include <fmt/ranges.h>
-#include <torch/csrc/autograd/autograd.h>
 
 #include <algorithm>
 
@@ -12,7 +11,7 @@
 #include "espalier/ops/attention/fused.h"
 #include "espalier/ops/attention/library.h"
 #include "espalier/ops/attention/masked.h"
-#include "espalier/ops/attention/tree_attention.h"
+#include "espalier/ops/operator.h"
 #include "espalier/qualify/attention_family.h"
 #include "espalier/qualify/operator_families.h"
 
@@ -25,7 +24,7 @@ AttentionFamily ampere_family() {
   return {.name = "ampere",
           .dtypes = {at::kBFloat16, at::kHalf},
           .head_dims = {64, 128, 256},
-          .serves = [](at::ScalarType dtype, int64_t head_dim) { return fused::serves(dtype, head_dim); },
+          .serves = fused::serves,
           .forward =
               [](const TreeAttentionArguments& arguments) {
                 return fused::tree_attention(fused::cuda_kernels(), arguments);
@@ -35,6 +34,12 @@ AttentionFamily ampere_family() {
                  const at::Tensor& lse) {
                 return fused::tree_attention_backward(fused::cuda_kernels(), arguments, grad_out, out, lse);
               }};
+}
+
+detail::TreeAttentionGradients masked_backward(const TreeAttentionArguments& arguments,
+                                               const at::Tensor& grad_out, const at::Tensor&,
+                                               const at::Tensor& lse) {
+  return masked_chunks::tree_attention_backward(arguments, grad_out, lse);
 }
 
 // What the library leaves to others, masked computes here too: a check sees what training would.
@@ -52,58 +57,30 @@ AttentionFamily library_family(int64_t device) {
               [](const TreeAttentionArguments& arguments, const at::Tensor& grad_out, const at::Tensor& out,
                  const at::Tensor& lse) {
                 const auto gradients = library::tree_attention_backward({grad_out, out, lse, arguments});
-                return gradients ? *gradients
-                                 : masked_chunks::tree_attention_backward(arguments, grad_out, lse);
+                return gradients ? *gradients : masked_backward(arguments, grad_out, out, lse);
               }};
 }
 
 AttentionFamily masked_family() {
-  return {
-      .name = "masked",
-      .dtypes = {at::kDouble, at::kFloat, at::kBFloat16},
-      .head_dims = {40, 128},
-      .serves = [](at::ScalarType, int64_t) { return true; },
-      .forward =
-          [](const TreeAttentionArguments& arguments) { return masked_chunks::tree_attention(arguments); },
-      .backward =
-          [](const TreeAttentionArguments& arguments, const at::Tensor& grad_out, const at::Tensor&,
-             const at::Tensor& lse) {
-            return masked_chunks::tree_attention_backward(arguments, grad_out, lse);
-          }};
+  return {.name = "masked",
+          .dtypes = {at::kDouble, at::kFloat, at::kBFloat16},
+          .head_dims = {40, 128},
+          .serves = [](at::ScalarType, int64_t) { return true; },
+          .forward = [](const TreeAttentionArguments& given) { return masked_chunks::tree_attention(given); },
+          .backward = masked_backward};
 }
 
-// The operator with autograd: there is a single implementation on the CPU.
 AttentionFamily cpu_family() {
-  const auto attend = [](const TreeAttentionArguments& given) {
-    return tree_attention(given.q, given.k, given.v, given.tokens, given.options, given.context);
-  };
   return {.name = "cpu",
           .dtypes = {at::kDouble, at::kFloat, at::kBFloat16},
           .head_dims = {8, 64},
           .serves = [](at::ScalarType, int64_t) { return true; },
-          .forward =
-              [attend](const TreeAttentionArguments& arguments) {
-                return detail::TreeAttentionResults(attend(arguments), at::Tensor());
-              },
+          .forward = detail::call<"tree_attention", detail::TreeAttentionResults, TreeAttentionArguments>,
           .backward =
-              [attend](const TreeAttentionArguments& arguments, const at::Tensor& grad_out, const at::Tensor&,
-                       const at::Tensor&) {
-                TreeAttentionArguments leaves = arguments;
-                std::vector<at::Tensor> inputs;
-                const auto add = [&](at::Tensor& tensor) {
-                  tensor = tensor.detach().requires_grad_();
-                  inputs.push_back(tensor);
-                };
-                for (at::Tensor* tensor : {&leaves.q, &leaves.k, &leaves.v}) add(*tensor);
-                for (at::Tensor& segment : leaves.context.k) add(segment);
-                for (at::Tensor& segment : leaves.context.v) add(segment);
-                const std::vector<at::Tensor> gradients =
-                    torch::autograd::grad({attend(leaves)}, inputs, {grad_out});
-                const auto context_k = gradients.begin() + 3;
-                const auto context_v = context_k + static_cast<std::ptrdiff_t>(leaves.context.k.size());
-                return detail::TreeAttentionGradients(gradients[0], gradients[1], gradients[2],
-                                                      std::vector<at::Tensor>(context_k, context_v),
-                                                      std::vector<at::Tensor>(context_v, gradients.end()));
+              [](const TreeAttentionArguments& arguments, const at::Tensor& grad_out, const at::Tensor& out,
+                 const at::Tensor& lse) {
+                return detail::call<"tree_attention_backward", detail::TreeAttentionGradients>(
+                    detail::TreeAttentionBackward{grad_out, out, lse, arguments});
               }};
 }
 

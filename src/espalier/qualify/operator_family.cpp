@@ -12,7 +12,6 @@
 #include "espalier/ops/checks.h"
 #include "espalier/ops/guarded_output.h"
 #include "espalier/qualify/pooled_errors.h"
-#include "espalier/qualify/same_bits.h"
 
 namespace espalier::qualify {
 namespace {

@@ -2,6 +2,7 @@
 // What is wrong with the results of kernels, by the rule of base/error_ratio.h.
 #pragma once
 
+#include <ATen/ATen.h>
 #include <ATen/core/Tensor.h>
 
 #include <string>
@@ -32,5 +33,11 @@ class PooledErrors {
   double worst_ = -1;
   std::string worst_name_{};
 };
+
+/// Whether both are bitwise identical, including NaN and signed zero, with equal shape and dtype.
+inline bool same_bits(const at::Tensor& a, const at::Tensor& b) {
+  return a.sizes() == b.sizes() && a.scalar_type() == b.scalar_type() &&
+         a.contiguous().view(at::kByte).equal(b.contiguous().view(at::kByte));
+}
 
 }  // namespace espalier::qualify

@@ -11,7 +11,7 @@
 
 #include "espalier/base/check.h"
 #include "espalier/config/layer_spec.h"
-#include "espalier/engine/tree_sequence.h"
+#include "espalier/engine/forward.h"
 #include "espalier/plan/partition.h"
 #include "espalier/runtime/device.h"
 #include "espalier/tree/layout.h"

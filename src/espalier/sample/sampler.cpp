@@ -6,6 +6,7 @@
 #include <torch/csrc/autograd/grad_mode.h>
 
 #include <algorithm>
+#include <iterator>
 #include <numeric>
 #include <utility>
 
@@ -14,14 +15,80 @@
 #include "espalier/base/rng.h"
 #include "espalier/data/builder.h"
 #include "espalier/engine/step.h"
-#include "espalier/model/prepared_weights.h"
+#include "espalier/model/gradient_accumulation.h"
 #include "espalier/runtime/device.h"
 #include "espalier/runtime/stopwatch.h"
 #include "espalier/sample/decode_batch.h"
 #include "espalier/sample/encoded_prompts.h"
-#include "espalier/sample/prompts.h"
 
 namespace espalier {
+
+int64_t prompt_size(const Trajectories& trajectories, int64_t row) {
+  const int64_t begin = trajectories.offsets[row], size = trajectories.row_size(row);
+  for (int64_t t = 0; t < size; ++t) {
+    if (trajectories.loss_weights[begin + t] > 0) return t == 0 ? size : t;
+  }
+  return size;
+}
+
+Trajectories prompts_of(const Trajectories& trajectories, bool whole_rows) {
+  TrajectoriesBuilder builder;
+  TrajectoryRow prompt;
+  for (int64_t row = 0; row < trajectories.num_rows(); ++row) {
+    int64_t size = prompt_size(trajectories, row);
+    if (whole_rows && size < trajectories.row_size(row)) {
+      ESPALIER_CHECK(
+          trajectories.logprobs.has(row),
+          "trajectory {}: field `logprobs`: expected log-probabilities of its tokens with loss, which "
+          "the rows that continue it keep, received none",
+          trajectories.name(row));
+      size = trajectories.row_size(row);
+    }
+    const auto tokens = trajectories.row(row).first(size);
+    prompt.input_ids.assign(tokens.begin(), tokens.end());
+    builder.append(prompt);
+  }
+  return builder.finish();
+}
+
+namespace {
+
+/// Number of tokens shared by the root paths of two nodes.
+int64_t shared_tokens(const Forest& forest, int64_t a, int64_t b) {
+  const std::vector<int64_t> first = root_path(forest, a), second = root_path(forest, b);
+  int64_t tokens = 0;
+  for (size_t i = 0; i < std::min(first.size(), second.size()) && first[i] == second[i]; ++i) {
+    tokens += forest.node_size(first[i]);
+  }
+  return tokens;
+}
+
+}  // namespace
+
+std::vector<std::vector<int64_t>> prompt_groups(const Forest& forest, int64_t token_budget) {
+  std::vector<int64_t> order(forest.num_trajectories());
+  std::iota(order.begin(), order.end(), 0);
+  std::stable_sort(order.begin(), order.end(),
+                   [&](int64_t a, int64_t b) { return forest.end_node[a] < forest.end_node[b]; });
+  std::vector<std::vector<int64_t>> groups;
+  int64_t tokens = 0;
+  for (const int64_t r : order) {
+    const int64_t size = forest.trajectory_size(r);
+    // In preorder a path shares its longest prefix with the path just before it.
+    const int64_t added = groups.empty() ? size
+                                         : size - shared_tokens(forest, forest.end_node[groups.back().back()],
+                                                                forest.end_node[r]);
+    if (groups.empty() || tokens + added > token_budget) {
+      groups.emplace_back();
+      tokens = size;
+    } else {
+      tokens += added;
+    }
+    groups.back().push_back(r);
+  }
+  return groups;
+}
+
 namespace {
 
 // Tokens per micro-batch of prompts: large enough for full speed, small enough for little activation memory.
@@ -280,6 +347,55 @@ Trajectories rows_of(const std::vector<Completion>& completions, const Trajector
     builder.append(row);
   }
   return builder.finish();
+}
+
+void SamplingOptions::add_sampling(OptionList* list) {
+  list->group("Sampling");
+  list->add("samples", &options.samples, "Completions per prompt, which form a group", {.least = 1});
+  list->add("max-new-tokens", &options.max_new_tokens, "Maximum tokens of a completion", {.least = 1});
+  list->add("temperature", &options.choice.temperature,
+            "Divide logits by this. 0: always take the most likely token", {.least = 0});
+  list->add("top-k", &options.choice.top_k, "Choose among the K most likely tokens (0: all)", {.least = 0});
+  list->add("top-p", &options.choice.top_p,
+            "Choose among the smallest set of most likely tokens (after --top-k) whose probabilities "
+            "sum up to P",
+            {.least = 0, .most = 1});
+  list->add("stop-id", &options.stop_ids,
+            "Token ids that end a completion, which keeps them. Without it: eos_token_id of "
+            "generation_config.json, or else of config.json",
+            {.least = 0});
+  list->add("ignore-stop-ids", &ignore_stop_ids,
+            "Do not stop at stop ids: always sample --max-new-tokens tokens");
+  list->add("whole-rows", &whole_rows,
+            "Continue whole rows instead of prompts, and keep their loss and log-probabilities: for "
+            "conversations with sampled turns, after a tool's result");
+  list->add("seed", &options.seed,
+            "Random seed. Each completion has its own random stream, by the number of its prompt's row "
+            "and its number among the completions");
+}
+
+void SamplingOptions::add_sizes(OptionList* list) {
+  list->group(kMachineGroup);
+  list->add("batch-size", &options.batch_size,
+            "Maximum number of completions sampled together: more are faster per token and use more memory "
+            "for keys and values",
+            {.least = 1});
+  list->add("token-budget", &options.token_budget,
+            "Maximum number of prompt tokens, shared ones counted once, whose keys and values are kept at a "
+            "time. A single prompt may have more",
+            {.least = 1});
+}
+
+SampleOptions SamplingOptions::resolved(const std::vector<int32_t>& model_stop_ids,
+                                        int64_t vocab_size) const {
+  SampleOptions all = options;
+  if (ignore_stop_ids) {
+    all.stop_ids.clear();
+  } else if (all.stop_ids.empty()) {
+    std::ranges::copy_if(model_stop_ids, std::back_inserter(all.stop_ids),
+                         [&](int32_t id) { return id < vocab_size; });
+  }
+  return all;
 }
 
 }  // namespace espalier

@@ -6,11 +6,26 @@
 #include <functional>
 #include <vector>
 
+#include "espalier/base/options.h"
 #include "espalier/data/trajectories.h"
 #include "espalier/model/decoder.h"
 #include "espalier/sample/token_choice.h"
+#include "espalier/tree/forest.h"
 
 namespace espalier {
+
+/// Size of the row's prompt: the tokens before the first one with loss. The whole row if no token carries
+/// loss or the first one does, as in rows without a mask.
+int64_t prompt_size(const Trajectories& trajectories, int64_t row);
+
+/// The prompts, one row per row of the data. `whole_rows`: all tokens of the rows, for completions that
+/// continue tokens with loss; throws InputError if a row lacks log-probabilities of those.
+Trajectories prompts_of(const Trajectories& trajectories, bool whole_rows = false);
+
+/// The trajectories of a forest in preorder, so that those with a shared prefix are adjacent, in groups of at
+/// most `token_budget` tree tokens; a longer trajectory forms its own group. Trajectories that end at the
+/// same node keep their order.
+std::vector<std::vector<int64_t>> prompt_groups(const Forest& forest, int64_t token_budget);
 
 struct SampleOptions {
   int64_t samples = 1;           // per prompt
@@ -48,7 +63,7 @@ struct SampleResult {
   double prompt_seconds = 0, decode_seconds = 0;
 };
 
-/// Samples completions of every row of `prompts` (prompts.h). Groups of prompts are encoded as trees, then
+/// Samples completions of every row of `prompts`. Groups of prompts are encoded as trees, then
 /// each step appends one token to every live sequence; when a sequence ends, the next one starts (continuous
 /// batching). The random numbers of a sample depend only on seed, row and sample number. The distributions
 /// depend on the rest of the batch by rounding only, and equal calls are bitwise identical. A completion also
@@ -62,5 +77,20 @@ SampleResult sample(const Decoder& decoder, const Trajectories& prompts, const S
 /// it has none. For prompts of whole rows (prompts_of), the row's loss and log-probabilities are kept.
 Trajectories rows_of(const std::vector<Completion>& completions, const Trajectories& rows,
                      const Trajectories& prompts);
+
+struct SamplingOptions {
+  SampleOptions options;  // stop_ids: as given by --stop-id
+  bool ignore_stop_ids = false;
+  bool whole_rows = false;
+
+  /// --samples, --temperature and so on.
+  void add_sampling(OptionList* list);
+  /// --batch-size and --token-budget.
+  void add_sizes(OptionList* list);
+
+  /// The options with stop ids resolved: the given ones, otherwise `model_stop_ids` without ids outside the
+  /// vocabulary, which can never be sampled.
+  SampleOptions resolved(const std::vector<int32_t>& model_stop_ids, int64_t vocab_size) const;
+};
 
 }  // namespace espalier

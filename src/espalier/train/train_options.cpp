@@ -3,6 +3,9 @@
 
 #include <array>
 
+#include "espalier/model/weights/adapter_folder.h"
+#include "espalier/train/flags.h"
+
 namespace espalier {
 namespace {
 
@@ -111,6 +114,13 @@ void check_train_options(const TrainOptions& options) {
                  options.optimizer.weight_decay);
   check_objective_options(options.objective);
   if (!options.mix.empty()) check_mix(options.mix);
+}
+
+std::optional<LoraOptions> LoraFlags::trained(const DecoderConfig& config) const {
+  std::optional<LoraOptions> given = options();
+  if (!adapter.empty()) return load_adapter(adapter, config, at::kFloat).options;
+  if (given) adapted_maps(config, given->targets);  // throws if there are none
+  return given;
 }
 
 }  // namespace espalier

@@ -45,7 +45,7 @@ struct TrainOptions {
   // times and memory; optional.
   std::optional<PlanCosts> costs, predicted_costs;
   bool freeze_pad_embedding = false;  // Decoder::freeze_pad_embedding
-  bool log_grad_norms = false;        // report gradient norms by kind of module (grad_norms.h)
+  bool log_grad_norms = false;        // report gradient norms by kind of module (optimizer.h)
   double learning_rate = 1e-5;
   SchedulerKind scheduler = SchedulerKind::kConstant;
   int64_t warmup_steps = 0;

@@ -5,7 +5,7 @@
 
 #include <vector>
 
-#include "espalier/engine/router_inputs.h"
+#include "espalier/engine/batch.h"
 
 namespace espalier {
 

@@ -10,8 +10,8 @@
 #include <utility>
 
 #include "espalier/base/check.h"
-#include "espalier/engine/evaluate.h"
-#include "espalier/train/run/load_model.h"
+#include "espalier/engine/engine.h"
+#include "espalier/train/run/resume.h"
 #include "tests/base/message_of.h"
 #include "tests/train/run/trainer_fixture.h"
 

@@ -4,11 +4,42 @@
 
 #include <deque>
 #include <functional>
+#include <stdexcept>
 #include <string>
+#include <vector>
 
-#include "espalier/cli/commands/command.h"
+#include "espalier/base/options.h"
 
 namespace espalier::cli {
+
+/// Wrong usage of a command: exit status 2.
+class UsageError : public std::runtime_error {
+ public:
+  using std::runtime_error::runtime_error;
+};
+
+struct Command {
+  std::string name;
+  std::string summary;                                  // one sentence
+  std::string closing{};                                // the end of its help
+  OptionList options{};                                 // their targets are owned by `run`
+  std::function<int(const OptionList& options)> run{};  // returns the exit status; throws on failure
+  bool has_config = true;                               // accepts --config FILE, with its flags as keys
+  /// Instead of options and `run`: gets the raw arguments.
+  std::function<void(const std::vector<std::string>& arguments)> pass_on{};
+  std::string group{};  // heading in the help
+
+  /// All names of flags, without dashes.
+  std::vector<std::string> flag_names() const {
+    std::vector<std::string> names;
+    for (const Option& option : options.all()) {
+      if (!option.text().names.empty()) names.push_back(option.name());
+    }
+    if (has_config) names.emplace_back("config");
+    names.emplace_back("help");
+    return names;
+  }
+};
 
 /// Appends all commands in the order of the help. `version` gives the text of --version.
 void add_all_commands(std::deque<Command>* all, const std::function<std::string()>& version);
@@ -30,5 +61,24 @@ Command sample_command();
 Command synth_command();
 Command train_command();
 Command verify_command();
+
+// Summaries of the commands that need LibTorch. The program without LibTorch lists them as well.
+inline constexpr const char* kSummaryOfTrain =
+    "Train a model on trajectories; shared prefixes are encoded once";
+inline constexpr const char* kSummaryOfLogprobs =
+    "Write the log-probability of every token, computed on the shared trees; with --entropies and --top-k "
+    "also entropies and the most likely tokens";
+inline constexpr const char* kSummaryOfMerge =
+    "Add an adapter to the weights of its model and write the result as a new model";
+inline constexpr const char* kSummaryOfSample =
+    "Sample completions of prompts, whose shared prefixes are encoded once, as rows with behaviour "
+    "log-probabilities";
+inline constexpr const char* kSummaryOfVerify =
+    "Prove on your model and data that loss and every gradient equal per-trajectory training";
+inline constexpr const char* kSummaryOfBench =
+    "Measure strategies against sequence packing, interleaved, with the FLOP bound";
+inline constexpr const char* kSummaryOfDevice =
+    "Print the CPU and GPUs of this machine and the kernels that run on them";
+inline constexpr const char* kSummaryOfInit = "Create a model with random weights from a config.json";
 
 }  // namespace espalier::cli

@@ -12,10 +12,8 @@
 #include "espalier/base/units.h"
 #include "espalier/cli/commands/commands.h"
 #include "espalier/cli/commands/device_kernels.h"
-#include "espalier/cli/commands/summaries.h"
 #include "espalier/measure/calibrate.h"
 #include "espalier/measure/device_options.h"
-#include "espalier/measure/kept_rates.h"
 #include "espalier/measure/kernel_check.h"
 #include "espalier/measure/product_decision.h"
 #include "espalier/ops/kernel_choice.h"
@@ -85,6 +83,10 @@ Json cuda_json(const CudaDriver& driver, const LibTorchCuda& torch, bool again) 
     const std::vector<qualify::Verdict> verdicts = kernel_verdicts(driver, torch, static_cast<int>(i), again);
     devices.back()["attention"] = verdict_json(verdicts, /*is_attention=*/true);
     devices.back()["operators"] = verdict_json(verdicts, /*is_attention=*/false);
+    CudaKernels kernels = with_environment(proven_kernels(verdicts, "", 0).kernels);
+    kernels.attention.push_back(AttentionKind::kMasked);
+    devices.back()["taken"] = {
+        {"attention", to_string(kernels.named_attention.value_or(kernels.attention.front()))}};
   }
   return {{"libtorch", TORCH_VERSION},
           {"libtorch_cuda", torch.found ? Json(torch.version.empty() ? "unknown" : torch.version) : Json()},
@@ -139,7 +141,7 @@ void print(const Json& report) {
     for (const auto& [kernels, code] : device["kernels"].items()) {
       row("  " + kernels, "{}", text_of(code));
     }
-    for (const char* kind : {"attention", "operators"}) {
+    for (const char* kind : {"attention", "operators", "taken"}) {
       const Json verdicts = device.value(kind, Json::object());
       for (const auto& [family, verdict] : verdicts.items()) {
         row(fmt::format("  {} {}", kind, family), "{}", text_of(verdict));
@@ -179,17 +181,14 @@ Command device_command() {
       .name = "device",
       .summary = kSummaryOfDevice,
       .closing =
-          "Prints which implementation multiplies matrices on the CPU and why. If no GPU can be used, it "
-          "prints the reason: a LibTorch without CUDA, no driver, a driver too old for LibTorch, or no "
-          "visible device. Espalier's own kernels run on every GPU of compute capability 8.0 or later: as "
-          "machine code on the architectures they were built for, on others as PTX, which the driver "
-          "compiles when it is first loaded.\n\n"
+          "Prints which implementation multiplies matrices on the CPU and why, or why no GPU can be used. "
+          "Espalier's own kernels run on every GPU of compute capability 8.0 or later: as machine code on "
+          "the architectures they were built for, on others as PTX, which the driver compiles.\n\n"
           "When a GPU is first used, its kernels are checked against float64. Each family runs in a separate "
           "process with a time limit: attention on a dozen difficult forests, the LM "
           "head (head; distribution: with temperatures, softcap, scale and bias) and matrix products. For "
-          "attention, the first of library and ampere that passed is used, otherwise masked. The library is "
-          "cudnn.flex_attention of NVIDIA's cudnn-frontend; it runs in Python only (espalier.hf, "
-          "espalier.Step, espalier.Engine), where it is installed. Where "
+          "attention, the first of library and ampere that passed is used, otherwise masked. Libraries run "
+          "in Python only; `python -m espalier.kernels` prints which of them are taken there and why. Where "
           "kernels of head failed, operators of LibTorch are used. Distribution and products "
           "have no alternative; a warning is printed if they failed. The results are stored for the GPU, "
           "driver, LibTorch and build. ESPALIER_ATTENTION selects an implementation regardless of the "

@@ -9,7 +9,6 @@
 #include "espalier/base/output.h"
 #include "espalier/base/printable.h"
 #include "espalier/cli/commands/commands.h"
-#include "espalier/cli/commands/summaries.h"
 #include "espalier/config/families/family.h"
 #include "espalier/model/weights/tensor_bytes.h"
 #include "espalier/model/weights/weights.h"

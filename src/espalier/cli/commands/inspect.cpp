@@ -12,14 +12,14 @@
 #include "espalier/cli/commands/commands.h"
 #include "espalier/cli/flags/data_flags.h"
 #include "espalier/cli/flags/model_flags.h"
-#include "espalier/cli/print/step_gains.h"
+#include "espalier/cli/print/plan_summary.h"
 #include "espalier/config/config.h"
 #include "espalier/engine/step_cost.h"
 #include "espalier/inspect/page/page.h"
 #include "espalier/inspect/report.h"
 #include "espalier/inspect/sharing.h"
 #include "espalier/plan/planner.h"
-#include "espalier/tree/statistics.h"
+#include "espalier/tree/forest.h"
 
 namespace espalier::cli {
 namespace {

@@ -12,7 +12,6 @@
 #include "espalier/base/output.h"
 #include "espalier/base/units.h"
 #include "espalier/cli/commands/commands.h"
-#include "espalier/cli/commands/summaries.h"
 #include "espalier/cli/flags/data_flags.h"
 #include "espalier/cli/flags/model_flags.h"
 #include "espalier/data/writer.h"
@@ -26,7 +25,7 @@
 #include "espalier/plan/planner.h"
 #include "espalier/runtime/progress.h"
 #include "espalier/sample/distributions.h"
-#include "espalier/train/lora_flags.h"
+#include "espalier/train/flags.h"
 
 namespace espalier::cli {
 namespace {

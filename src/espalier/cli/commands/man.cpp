@@ -3,6 +3,7 @@
 #include <fmt/ranges.h>
 
 #include <cctype>
+#include <map>
 #include <sstream>
 #include <string_view>
 
@@ -15,30 +16,12 @@ namespace {
 
 // Escapes text for troff, so that every character is printed and copied literally.
 std::string escaped(std::string_view text) {
+  static const std::map<char, std::string_view> kEscapes{{'\\', "\\e"},  {'-', "\\-"},   {'\'', "\\(aq"},
+                                                         {'`', "\\(ga"}, {'^', "\\(ha"}, {'~', "\\(ti"}};
   std::string result;
   for (const char c : text) {
-    switch (c) {
-      case '\\':
-        result += "\\e";
-        break;
-      case '-':
-        result += "\\-";
-        break;
-      case '\'':
-        result += "\\(aq";
-        break;
-      case '`':
-        result += "\\(ga";
-        break;
-      case '^':
-        result += "\\(ha";
-        break;
-      case '~':
-        result += "\\(ti";
-        break;
-      default:
-        result += c;
-    }
+    const auto escape = kEscapes.find(c);
+    result += escape == kEscapes.end() ? std::string_view(&c, 1) : escape->second;
   }
   // A dot at the start of a line begins a request.
   return result.starts_with('.') ? "\\&" + result : result;

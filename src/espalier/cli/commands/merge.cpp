@@ -1,17 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 // espalier merge: adds an adapter to the weights of its model.
 #include "espalier/base/check.h"
+#include "espalier/base/file.h"
 #include "espalier/base/output.h"
-#include "espalier/base/partial_folder.h"
 #include "espalier/base/units.h"
 #include "espalier/cli/commands/commands.h"
-#include "espalier/cli/commands/summaries.h"
 #include "espalier/cli/flags/model_flags.h"
 #include "espalier/measure/device_options.h"
 #include "espalier/model/weights/adapter_folder.h"
 #include "espalier/model/weights/tensor_bytes.h"
 #include "espalier/model/weights/weights.h"
-#include "espalier/train/lora_flags.h"
+#include "espalier/train/flags.h"
 
 #include <algorithm>
 #include <memory>

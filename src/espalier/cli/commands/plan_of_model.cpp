@@ -8,7 +8,7 @@
 #include "espalier/measure/device_options.h"
 #include "espalier/measure/model_use.h"
 #include "espalier/model/weights/tensor_bytes.h"
-#include "espalier/plan/cost_model_file.h"
+#include "espalier/plan/time_model.h"
 #include "espalier/train/optimizer/optimizer.h"
 
 namespace espalier::cli {

@@ -13,8 +13,7 @@
 #include "espalier/engine/step_cost.h"
 #include "espalier/measure/device_flags.h"
 #include "espalier/measure/planning.h"
-#include "espalier/train/lora_flags.h"
-#include "espalier/train/optimizer/optimizer_kind.h"
+#include "espalier/train/flags.h"
 
 namespace espalier::cli {
 

@@ -10,7 +10,6 @@
 #include "espalier/base/output.h"
 #include "espalier/base/units.h"
 #include "espalier/cli/commands/commands.h"
-#include "espalier/cli/commands/summaries.h"
 #include "espalier/cli/flags/data_flags.h"
 #include "espalier/cli/flags/model_flags.h"
 #include "espalier/config/stop_ids.h"
@@ -22,8 +21,7 @@
 #include "espalier/model/weights/weights.h"
 #include "espalier/runtime/progress.h"
 #include "espalier/sample/mismatch.h"
-#include "espalier/sample/prompts.h"
-#include "espalier/sample/sampling_options.h"
+#include "espalier/sample/sampler.h"
 
 namespace espalier::cli {
 namespace {

@@ -14,7 +14,7 @@
 #include "espalier/data/writer.h"
 #include "espalier/engine/step.h"
 #include "espalier/runtime/progress.h"
-#include "espalier/tree/statistics.h"
+#include "espalier/tree/forest.h"
 
 namespace espalier::cli {
 namespace {

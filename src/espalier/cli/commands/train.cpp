@@ -11,27 +11,26 @@
 #include "espalier/base/output.h"
 #include "espalier/base/units.h"
 #include "espalier/cli/commands/commands.h"
-#include "espalier/cli/commands/summaries.h"
 #include "espalier/cli/flags/data_flags.h"
 #include "espalier/cli/flags/mix_flags.h"
 #include "espalier/cli/flags/model_flags.h"
 #include "espalier/cli/flags/toml_config.h"
+#include "espalier/cli/print/plan_summary.h"
 #include "espalier/cli/print/plan_table.h"
 #include "espalier/cli/print/run_lines.h"
-#include "espalier/cli/print/step_gains.h"
 #include "espalier/cli/signals.h"
 #include "espalier/engine/order.h"
 #include "espalier/measure/device_options.h"
-#include "espalier/measure/kept_products.h"
 #include "espalier/measure/model_use.h"
 #include "espalier/measure/planning.h"
+#include "espalier/measure/product_decision.h"
 #include "espalier/model/weights/tensor_bytes.h"
 #include "espalier/model/weights/weights.h"
 #include "espalier/objective/signal.h"
 #include "espalier/ops/checks.h"
-#include "espalier/plan/cost_model_file.h"
+#include "espalier/plan/time_model.h"
 #include "espalier/runtime/progress.h"
-#include "espalier/train/lora_flags.h"
+#include "espalier/train/flags.h"
 #include "espalier/train/run/epochs.h"
 #include "espalier/train/run/reference.h"
 #include "espalier/train/run/resume.h"
@@ -182,9 +181,9 @@ void print_dry_run(const std::string& config, const TrainOptions& options, const
   StepFlops flops;
   const Loss loss = make_loss(trajectories, options.objective, options.mix);
   for (const std::vector<int64_t>& rows : batches) {
-    const Step step =
-        make_step(trajectories, rows,
-                  {options.plan, options.objective, &*options.costs, TermChoice::kWithLoss, options.mix});
+    const Step step = make_step(
+        trajectories, rows,
+        {.plan = options.plan, .objective = options.objective, .costs = &*options.costs, .mix = options.mix});
     const StepPrediction prediction = predict_step(
         *options.predicted_costs, step, needs_logprob_pass(step, loss) || needs_routing_pass(step, loss));
     if (&rows == &batches.front()) {

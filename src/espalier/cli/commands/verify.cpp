@@ -8,7 +8,6 @@
 #include "espalier/base/check.h"
 #include "espalier/base/output.h"
 #include "espalier/cli/commands/commands.h"
-#include "espalier/cli/commands/summaries.h"
 #include "espalier/cli/flags/mix_flags.h"
 #include "espalier/cli/flags/model_flags.h"
 #include "espalier/measure/device_options.h"
@@ -17,7 +16,7 @@
 #include "espalier/model/weights/tensor_bytes.h"
 #include "espalier/model/weights/weights.h"
 #include "espalier/runtime/progress.h"
-#include "espalier/train/lora_flags.h"
+#include "espalier/train/flags.h"
 
 namespace espalier::cli {
 namespace {

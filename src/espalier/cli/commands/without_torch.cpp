@@ -7,8 +7,7 @@
 #include "espalier/base/check.h"
 #include "espalier/cli/commands/commands.h"
 #include "espalier/cli/commands/plan_of_model.h"
-#include "espalier/cli/commands/summaries.h"
-#include "espalier/cli/print/objective_needs.h"
+#include "espalier/cli/print/data_summary.h"
 
 namespace espalier::cli {
 namespace {
@@ -67,11 +66,6 @@ void set_threads(int) {}  // planning uses one
 
 // No command here has an objective.
 bool objective_reads(const ObjectiveOptions&, Field) {
-  ESPALIER_ASSERT(false);
-  return false;
-}
-
-bool objective_reads_old_logprobs(const ObjectiveOptions&) {
   ESPALIER_ASSERT(false);
   return false;
 }

@@ -4,7 +4,7 @@
 #include <algorithm>
 
 #include "espalier/base/check.h"
-#include "espalier/cli/commands/command.h"
+#include "espalier/cli/commands/commands.h"
 #include "espalier/cli/flags/toml_config.h"
 #include "espalier/data/concatenate.h"
 

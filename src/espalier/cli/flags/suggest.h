@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "espalier/cli/commands/command.h"
+#include "espalier/cli/commands/commands.h"
 
 namespace espalier::cli {
 

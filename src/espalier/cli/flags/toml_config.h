@@ -7,7 +7,7 @@
 
 #include <nlohmann/json.hpp>
 
-#include "espalier/cli/commands/command.h"
+#include "espalier/cli/commands/commands.h"
 
 namespace espalier::cli {
 

@@ -4,11 +4,11 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <array>
 #include <utility>
 
 #include "espalier/base/printable.h"
 #include "espalier/base/units.h"
-#include "espalier/cli/print/objective_needs.h"
 #include "espalier/runtime/progress.h"
 
 namespace espalier::cli {
@@ -20,21 +20,11 @@ std::string trajectories_text(int64_t count) {
 
 /// Whether only some objectives use a field.
 bool is_for_objectives(Field field) {
-  switch (field) {
-    case Field::kLogprobs:
-    case Field::kRefLogprobs:
-    case Field::kAdvantages:
-    case Field::kAdvantage:
-    case Field::kReward:
-    case Field::kTurnRewards:
-    case Field::kRefTopkIds:
-    case Field::kRefTopkLogprobs:
-    case Field::kPairId:
-    case Field::kChosen:
-      return true;
-    default:
-      return false;
-  }
+  using enum Field;
+  static constexpr std::array kOfObjectives{kLogprobs, kRefLogprobs, kAdvantages, kAdvantage,
+                                            kReward,   kTurnRewards, kRefTopkIds, kRefTopkLogprobs,
+                                            kPairId,   kChosen};
+  return std::ranges::find(kOfObjectives, field) != kOfObjectives.end();
 }
 
 bool is_used(Field field, const std::optional<ObjectiveOptions>& objective) {
@@ -43,7 +33,7 @@ bool is_used(Field field, const std::optional<ObjectiveOptions>& objective) {
 }
 
 bool reads_old_logprobs(const DataUse& use) {
-  return use.objective && objective_reads_old_logprobs(*use.objective);
+  return use.objective && objective_reads(*use.objective, Field::kLogprobs);
 }
 
 /// The known fields of the rows, by their names in the file.

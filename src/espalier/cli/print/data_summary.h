@@ -6,6 +6,9 @@
 #include <vector>
 
 #include "espalier/cli/flags/data_flags.h"
+#include "espalier/data/fields.h"
+#include "espalier/data/trajectories.h"
+#include "espalier/objective/options.h"
 
 namespace espalier::cli {
 
@@ -17,5 +20,10 @@ namespace espalier::cli {
 /// max_position_embeddings.
 std::vector<std::string> data_summary(const std::string& name, const ReadReport& report,
                                       const Trajectories& trajectories, const DataUse& use);
+
+bool objective_reads(const ObjectiveOptions& objective, Field field);
+
+/// What makes the gradient weaker than one may expect, a line each (objective/signal.h).
+std::vector<std::string> signal_warnings(const Trajectories& trajectories, const ObjectiveOptions& objective);
 
 }  // namespace espalier::cli

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "espalier/cli/print/objective_needs.h"
+#include "espalier/cli/print/data_summary.h"
 
 #include <algorithm>
 
@@ -10,10 +10,6 @@ namespace espalier::cli {
 bool objective_reads(const ObjectiveOptions& objective, Field field) {
   const std::vector<std::string> fields = data_fields(*make_objective(objective));
   return std::ranges::find(fields, name_of(field)) != fields.end();
-}
-
-bool objective_reads_old_logprobs(const ObjectiveOptions& objective) {
-  return make_objective(objective)->reads(TermColumn::kOldLogprob);
 }
 
 std::vector<std::string> signal_warnings(const Trajectories& trajectories,

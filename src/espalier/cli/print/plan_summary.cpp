@@ -9,7 +9,8 @@
 
 #include "espalier/base/units.h"
 #include "espalier/cli/print/plan_table.h"
-#include "espalier/tree/statistics.h"
+#include "espalier/engine/step_cost.h"
+#include "espalier/tree/forest.h"
 
 namespace espalier::cli {
 namespace {
@@ -240,6 +241,17 @@ nlohmann::ordered_json PlanSummary::json() const {
   }
   json["micro_batches"] = micro_batches_json(plan, prediction);
   return json;
+}
+
+void StepFlops::add(const ModelCost& model, const Step& step) {
+  *this += loss_flops(model, step.forest, step.plan, loss_positions(step));
+}
+
+Gains token_gains(const Forest& forest, const Plan& plan) {
+  const ForestStatistics statistics = forest_statistics(forest);
+  return Gains::of(static_cast<double>(statistics.flat_tokens),
+                   static_cast<double>(statistics.append_only_tokens), static_cast<double>(plan.num_tokens()),
+                   /*in_flops=*/false);
 }
 
 }  // namespace espalier::cli

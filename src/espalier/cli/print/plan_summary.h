@@ -2,15 +2,15 @@
 // Output of `espalier plan`: a summary of the plan and a comparison of the strategies.
 #pragma once
 
+#include <nlohmann/json.hpp>
+
 #include <optional>
 #include <string>
 #include <vector>
 
-#include <nlohmann/json.hpp>
-
 #include "espalier/engine/step.h"
 #include "espalier/engine/step_cost.h"
-#include "espalier/inspect/gains.h"
+#include "espalier/inspect/report.h"
 #include "espalier/plan/loss_work.h"
 
 namespace espalier::cli {
@@ -41,5 +41,14 @@ std::string way_text(const PlanOptions& way);
 
 /// The bytes rounded up, in the format of --memory-budget: "1229MiB".
 std::string memory_budget_text(double bytes);
+
+/// The sum of the FLOPs of several steps.
+struct StepFlops : LossFlops {
+  void add(const ModelCost& model, const Step& step);
+  Gains gains() const { return Gains::of(sequence_packing, append_only, plan, /*in_flops=*/true); }
+};
+
+/// Gains in tokens: those that the plan encodes, against sequence packing and append-only merging.
+Gains token_gains(const Forest& forest, const Plan& plan);
 
 }  // namespace espalier::cli

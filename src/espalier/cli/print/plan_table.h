@@ -7,7 +7,6 @@
 #include <nlohmann/json.hpp>
 
 #include "espalier/engine/step_cost.h"
-#include "espalier/engine/step_measures.h"
 #include "espalier/plan/plan.h"
 #include "espalier/tree/forest.h"
 

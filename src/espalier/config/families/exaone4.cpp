@@ -39,7 +39,6 @@ constexpr ModelFamily kExaone4Family{
     .model_type = "exaone4",
     .max_position_embeddings = 2048,
     .num_key_value_heads = 32,
-    .head_dim = 0,
     .rms_norm_eps = 1e-5,
     .keys = kExaone4Keys,
     .read = read_exaone4,

@@ -25,8 +25,8 @@ struct ModelFamily {
 
   // Transformers' defaults for absent keys.
   int64_t max_position_embeddings;
-  int64_t num_key_value_heads;  // 0: num_attention_heads, which null means in every family
-  int64_t head_dim;             // 0: hidden_size / num_attention_heads
+  int64_t num_key_value_heads = 0;  // 0: num_attention_heads, which null means in every family
+  int64_t head_dim = 0;             // 0: hidden_size / num_attention_heads
   double rms_norm_eps = 1e-6;
   double rope_theta = 10000;
   double partial_rotary_factor = 0;  // 0: the family rotates whole heads

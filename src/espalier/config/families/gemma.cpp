@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <fmt/format.h>
+
 #include <array>
+#include <cmath>
 
 #include "espalier/config/families/gemma_keys.h"
 #include "espalier/config/sliding_window.h"
 
 namespace espalier {
-
 namespace {
 
 // hidden_activation is what older versions of Transformers read instead of hidden_act.
@@ -21,6 +23,43 @@ void read_gemma(const ConfigReader& config, const CommonParts& common, DecoderCo
 constexpr auto kGemmaKeys =
     std::to_array<std::string_view>({"hidden_act", "hidden_activation", "use_bidirectional_attention"});
 
+// Norms come before and after attention and MLP. Without layer_types all but every sliding_window_pattern-th
+// layer have the window.
+void read_gemma3(const ConfigReader& config, const CommonParts& common, DecoderConfig* result) {
+  for (const char* key : {"attn_logit_softcapping", "final_logit_softcapping", "use_sliding_window"}) {
+    if (config.find(key) != nullptr) config.refuse(key, "null");
+  }
+  LayerSpec layer = read_gemma_layer(config, common, "hidden_activation", result);
+  layer.norm_outputs = true;
+  auto& attention = std::get<AttentionSpec>(layer.mixer);
+  attention.query_key_norm = true;
+  attention.attention_multiplier = std::pow(config.positive_number("query_pre_attn_scalar", 256), -0.5);
+  result->layers.assign(result->layers.size(), layer);
+  const int64_t pattern = config.positive_integer("sliding_window_pattern", kMostLayers, 6);
+  std::vector<bool> sliding(result->layers.size());
+  for (int64_t i = 0; i < result->num_hidden_layers(); ++i) sliding[i] = (i + 1) % pattern != 0;
+  set_sliding_layers(config, read_layer_types(config, result->num_hidden_layers()).value_or(sliding), result);
+}
+
+void read_gemma3_ropes(const ConfigReader& config, DecoderConfig* result) {
+  const double full = config.positive_number("rope_theta", 1000000);
+  const double sliding = config.positive_number("rope_local_base_freq", 10000);
+  read_rope_by_layer_type(config, full, sliding, result);
+  // Transformers 4 reads the outer keys, Transformers 5 those of rope_parameters.
+  const auto check = [&](const char* key, double outer, double inner) {
+    if (config.find(key) != nullptr && outer != inner) {
+      config.refuse(key, fmt::format("the rope_theta of rope_parameters, {}", inner));
+    }
+  };
+  check("rope_theta", full, result->rope.rope_theta);
+  check("rope_local_base_freq", sliding, result->sliding_rope->rope_theta);
+}
+
+constexpr auto kGemma3Keys = std::to_array<std::string_view>(
+    {"attn_logit_softcapping", "cache_implementation", "final_logit_softcapping", "hidden_activation",
+     "query_pre_attn_scalar", "rope_local_base_freq", "sliding_window_pattern",
+     "use_bidirectional_attention"});
+
 }  // namespace
 
 constexpr ModelFamily kGemmaFamily{
@@ -32,6 +71,18 @@ constexpr ModelFamily kGemmaFamily{
     .pad_token_id = 0,
     .keys = kGemmaKeys,
     .read = read_gemma,
+};
+
+constexpr ModelFamily kGemma3Family{
+    .model_type = "gemma3_text",
+    .max_position_embeddings = 131072,
+    .num_key_value_heads = 4,
+    .head_dim = 256,
+    .tie_word_embeddings = true,
+    .pad_token_id = 0,
+    .keys = kGemma3Keys,
+    .read = read_gemma3,
+    .read_rope = read_gemma3_ropes,
 };
 
 }  // namespace espalier

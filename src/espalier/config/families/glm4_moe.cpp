@@ -60,7 +60,6 @@ constexpr ModelFamily kGlm4MoeFamily{
     .model_type = "glm4_moe",
     .max_position_embeddings = 131072,
     .num_key_value_heads = 8,
-    .head_dim = 0,
     .rms_norm_eps = 1e-5,
     .partial_rotary_factor = 0.5,
     .keys = kGlm4MoeKeys,

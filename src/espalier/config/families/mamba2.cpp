@@ -53,8 +53,6 @@ constexpr auto kMamba2Keys = std::to_array<std::string_view>(
 constexpr ModelFamily kMamba2Family{
     .model_type = "mamba2",
     .max_position_embeddings = 0,
-    .num_key_value_heads = 0,
-    .head_dim = 0,
     .initializer_range = 0.1,
     .attention = false,
     .padding_row = false,

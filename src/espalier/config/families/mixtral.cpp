@@ -33,7 +33,6 @@ constexpr ModelFamily kMixtralFamily{
     .model_type = "mixtral",
     .max_position_embeddings = 131072,
     .num_key_value_heads = 8,
-    .head_dim = 0,
     .rms_norm_eps = 1e-5,
     .rope_theta = 1000000,
     .only_experts = true,

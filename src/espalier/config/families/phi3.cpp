@@ -39,8 +39,6 @@ constexpr auto kPhi3Keys = std::to_array<std::string_view>({"original_max_positi
 constexpr ModelFamily kPhi3Family{
     .model_type = "phi3",
     .max_position_embeddings = 4096,
-    .num_key_value_heads = 0,
-    .head_dim = 0,
     .rms_norm_eps = 1e-5,
     .partial_rotary_factor = 1,
     .pad_token_id = 32000,

@@ -52,7 +52,6 @@ constexpr ModelFamily kSmolLm3Family{
     .model_type = "smollm3",
     .max_position_embeddings = 32768,
     .num_key_value_heads = 4,
-    .head_dim = 0,
     .rope_theta = 2000000,
     .tie_word_embeddings = true,
     .pad_token_id = 128004,

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "espalier/inspect/page/lost.h"
+#include "espalier/inspect/page/tree.h"
 
 #include <fmt/format.h>
 
@@ -21,8 +21,8 @@ void add(std::string* out, fmt::format_string<Args...> format, Args&&... args) {
 void add_cause_row(Cause cause, const CauseReport& found, std::string* page) {
   const bool lost = is_lost(cause);
   add(page, "<tr{}><td class=\"text\">{}</td><td class=\"text\">{}</td><td>{}</td><td>{}</td>",
-      lost ? " class=\"lost\"" : "", phrase(cause), lost ? "lost" : "intended", with_commas(found.places),
-      with_commas(found.divergences));
+      lost ? " class=\"lost\"" : "", text_of(cause).phrase, lost ? "lost" : "intended",
+      with_commas(found.places), with_commas(found.divergences));
   if (lost) {
     add(page, "<td>{}</td><td>{}</td></tr>\n", with_commas(found.tokens),
         with_commas(found.tokens_between_groups));
@@ -56,7 +56,7 @@ class Examples {
 
   void add_cause(Cause cause, bool open, std::string* page) const {
     const CauseReport& found = contents_.report.sharing[cause];
-    add(page, "<details{}><summary>Examples: {}</summary>\n", open ? " open" : "", phrase(cause));
+    add(page, "<details{}><summary>Examples: {}</summary>\n", open ? " open" : "", text_of(cause).phrase);
     if (!found.values.empty()) {
       add(page, "<p>Such as ");
       for (size_t v = 0; v < found.values.size(); ++v) {
@@ -65,7 +65,7 @@ class Examples {
       add(page, "</p>\n");
     }
     if (is_lost(cause)) {
-      add(page, "<p>To share: {}.</p>\n", html(remedy(cause)));
+      add(page, "<p>To share: {}.</p>\n", html(text_of(cause).remedy));
       add(page,
           "<p class=\"scripted\"><button type=\"button\" data-cause=\"{}\">Show the next of these branches "
           "in the chart</button> <span role=\"status\"></span></p>\n",

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <string>
+#include <string_view>
 
 #include "espalier/data/trajectories.h"
 #include "espalier/data/vocabulary.h"
@@ -42,5 +43,9 @@ struct PageContents {
 /// (0 or 1); `names` a list of the trajectories that end there. The total size of each is limited. Texts and
 /// names have passed visible() (text.h).
 std::string inspect_page(const PageContents& contents);
+
+/// The page without its data, in whose slots, such as {{data}}, that is put: page.html, page.css and the
+/// scripts of this folder, joined by CMake.
+extern const std::string_view kInspectPage;
 
 }  // namespace espalier

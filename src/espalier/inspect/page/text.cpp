@@ -5,6 +5,7 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <map>
 
 #include "espalier/base/printable.h"
 
@@ -22,27 +23,12 @@ std::string visible(std::string_view text) {
 }
 
 std::string html(std::string_view text) {
+  static const std::map<char, std::string_view> kEntities{
+      {'<', "&lt;"}, {'>', "&gt;"}, {'&', "&amp;"}, {'"', "&quot;"}, {'\'', "&#39;"}};
   std::string safe;
   for (const char c : visible(text)) {
-    switch (c) {
-      case '<':
-        safe += "&lt;";
-        break;
-      case '>':
-        safe += "&gt;";
-        break;
-      case '&':
-        safe += "&amp;";
-        break;
-      case '"':
-        safe += "&quot;";
-        break;
-      case '\'':
-        safe += "&#39;";
-        break;
-      default:
-        safe += c;
-    }
+    const auto entity = kEntities.find(c);
+    safe += entity == kEntities.end() ? std::string_view(&c, 1) : entity->second;
   }
   return safe;
 }

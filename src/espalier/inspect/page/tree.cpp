@@ -294,7 +294,7 @@ Json tree_to_json(const PageContents& contents, const PageNodes& held) {
   add_losses(losses_of(contents, held), &tree["columns"]);
   Speech(contents.forest, held.nodes, contents.vocabulary).add_to(&tree);
   tree["causes"] = Json::array();
-  for (int i = 0; i < kNumCauses; ++i) tree["causes"].push_back(to_string(static_cast<Cause>(i)));
+  for (int i = 0; i < kNumCauses; ++i) tree["causes"].push_back(text_of(static_cast<Cause>(i)).word);
   tree["names"] = names_of(contents.trajectories, contents.forest, held);
   return tree;
 }

@@ -2,10 +2,11 @@
 // The trees of a page as JSON.
 #pragma once
 
-#include <cstdint>
-#include <vector>
-
 #include <nlohmann/json.hpp>
+
+#include <cstdint>
+#include <string>
+#include <vector>
 
 #include "espalier/inspect/page/page.h"
 
@@ -22,5 +23,10 @@ struct PageNodes {
 
 /// The member "tree" of the page's data (see page.h).
 nlohmann::ordered_json tree_to_json(const PageContents& contents, const PageNodes& held);
+
+/// HTML: a table of causes, and the examples of each. If the page holds a branch of an example, a button with
+/// the attribute data-node makes the script show that node. Buttons with data-cause (1 + Cause, as in the
+/// column "cause") step through the branches of a cause.
+std::string lost_html(const PageContents& contents, const PageNodes& held);
 
 }  // namespace espalier

@@ -9,7 +9,7 @@
 #include "espalier/config/moe_spec.h"
 #include "espalier/model/layers/dense_mlp.h"
 #include "espalier/model/layers/parameters.h"
-#include "espalier/model/router_context.h"
+#include "espalier/model/router_statistics.h"
 #include "espalier/ops/moe/moe.h"
 
 namespace espalier {

@@ -20,8 +20,8 @@ namespace espalier {
 /// Reads config.json and model.safetensors, or the shards of model.safetensors.index.json (plain file names
 /// inside the folder only), converts to `dtype` on `device`. Throws InputError naming file and tensor for
 /// missing parameters, wrong shapes or dtypes, values that are not finite in `dtype`, tensors that look like
-/// part of the decoder but are not in its config (model/weights/extra_tensors.h), and a head that differs
-/// from the embedding it is tied to. Other tensors are copied by SourceModel (carried_tensors).
+/// part of the decoder but are not in its config, and a head that differs from the embedding it is tied to.
+/// Other tensors are copied by SourceModel (carried_tensors).
 Decoder load_decoder(const std::filesystem::path& model_folder, at::ScalarType dtype,
                      at::Device device = at::kCPU);
 

@@ -140,14 +140,9 @@ struct Pointers {
   }
 };
 
-/// Tests and trials run the library's path on a CPU.
-bool is_for_library() {
-  return cuda_kernels().named_attention == AttentionKind::kLibrary && !library::name(-1).empty();
-}
-
 detail::TreeAttentionResults forward_cpu(const detail::TreeAttentionArguments& given) {
   detail::check_tree_attention(given);
-  if (is_for_library()) {
+  if (library::is_chosen(at::kCPU)) {
     if (auto results = library::tree_attention(given)) return *results;
   }
   const Call call(given);
@@ -185,7 +180,7 @@ std::vector<at::Tensor> cast_all(const std::vector<at::Tensor>& tensors, at::Sca
 
 detail::TreeAttentionGradients backward_cpu(const detail::TreeAttentionBackward& given) {
   detail::check_tree_attention(given.given);
-  if (is_for_library()) {
+  if (library::is_chosen(at::kCPU)) {
     if (auto gradients = library::tree_attention_backward(given)) return *gradients;
   }
   const Call call(given.given);

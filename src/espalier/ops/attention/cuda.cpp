@@ -17,15 +17,11 @@ namespace {
 
 bool serves(AttentionKind kind, const AttentionInputKind& inputs) {
   const auto [dtype, head_dim, window, sinks, device, softcap] = inputs;
-  switch (kind) {
-    case AttentionKind::kLibrary:
-      return !softcap && (dtype == at::kBFloat16 || dtype == at::kHalf) && !library::name(device).empty();
-    case AttentionKind::kAmpere:
-      return !window && !sinks && !softcap && fused::serves(dtype, head_dim);
-    case AttentionKind::kMasked:
-      return true;
+  if (kind == AttentionKind::kLibrary) {
+    return !softcap && (dtype == at::kBFloat16 || dtype == at::kHalf) && !library::name(device).empty();
   }
-  return false;
+  return kind == AttentionKind::kMasked ||
+         (!window && !sinks && !softcap && fused::serves(dtype, head_dim));
 }
 
 }  // namespace

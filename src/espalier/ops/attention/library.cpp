@@ -1,20 +1,29 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "espalier/ops/attention/library.h"
 
+#include <algorithm>
+
 #include "espalier/ops/attention/one_width.h"
+#include "espalier/ops/kernel_choice.h"
 #include "espalier/ops/operator.h"
 
 namespace espalier::library {
-namespace {
 
 using detail::TensorVector;
-
-}  // namespace
 
 std::string name(int64_t device) {
   const auto op = c10::Dispatcher::singleton().findSchemaOrThrow("espalier::tree_attention_library_name", "");
   if (!op.hasKernelForDispatchKey(c10::DispatchKey::CompositeExplicitAutograd)) return "";
   return op.typed<std::string(int64_t)>().call(device);
+}
+
+bool is_chosen(const c10::Device& device) {
+  const CudaKernels kernels = cuda_kernels();
+  const bool is_first =
+      kernels.named_attention
+          ? kernels.named_attention == AttentionKind::kLibrary
+          : device.is_cuda() && std::ranges::count(kernels.attention, AttentionKind::kLibrary);
+  return is_first && !name(device.is_cuda() ? device.index() : -1).empty();
 }
 
 std::optional<detail::TreeAttentionResults> tree_attention(const detail::TreeAttentionArguments& arguments) {

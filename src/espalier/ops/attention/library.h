@@ -4,6 +4,8 @@
 // dispatcher.
 #pragma once
 
+#include <c10/core/Device.h>
+
 #include <optional>
 #include <string>
 
@@ -14,6 +16,9 @@ namespace espalier::library {
 /// The name and version of the library, where it serves the CUDA device of this index, or with -1 the CPU; ""
 /// where it does not, and where nothing is registered, as in a process without Python.
 std::string name(int64_t device);
+
+/// Whether tree_attention takes it on the device, as cuda_kernels() has it: on a CPU only where it is named.
+bool is_chosen(const c10::Device& device);
 
 /// As espalier::tree_attention and its backward; nothing where the library does not serve the device, the
 /// sizes, the options or the forest. Where keys and values differ in width, the library gets copies of one

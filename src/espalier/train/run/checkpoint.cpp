@@ -11,7 +11,6 @@
 #include "espalier/base/check.h"
 #include "espalier/base/file.h"
 #include "espalier/base/manifest.h"
-#include "espalier/base/partial_folder.h"
 #include "espalier/base/temporaries.h"
 #include "espalier/model/weights/adapter_folder.h"
 #include "espalier/model/weights/tensor_bytes.h"

@@ -239,8 +239,10 @@ Step Steps::make(int64_t index) {
   RECORD_USER_SCOPE("plan");
   const std::vector<std::vector<int64_t>>& batches = batches_of(index);
   return make_step(trajectories_, batches[index % static_cast<int64_t>(batches.size())],
-                   {options_.plan, options_.objective, options_.costs ? &*options_.costs : nullptr,
-                    TermChoice::kWithLoss, options_.mix});
+                   {.plan = options_.plan,
+                    .objective = options_.objective,
+                    .costs = options_.costs ? &*options_.costs : nullptr,
+                    .mix = options_.mix});
 }
 
 }  // namespace espalier

@@ -7,8 +7,8 @@
 #include "espalier/base/mapped_file_guard.h"
 #include "espalier/base/options.h"
 #include "espalier/base/units.h"
-#include "espalier/data/content_hash.h"
-#include "espalier/engine/evaluate.h"
+#include "espalier/data/trajectories.h"
+#include "espalier/engine/engine.h"
 
 namespace espalier {
 namespace {

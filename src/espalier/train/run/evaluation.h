@@ -46,7 +46,7 @@ class Evaluator {
   bool is_due(int64_t step, int64_t last) const;
 
   /// {"eval_loss": ..., "eval_nll_per_token": ..., other metrics of the objective, "eval_flat_tokens": ...,
-  /// "eval_encoded_tokens": ..., "eval_seconds": ...}, from evaluate() (engine/evaluate.h).
+  /// "eval_encoded_tokens": ..., "eval_seconds": ...}, from evaluate() (engine/engine.h).
   nlohmann::ordered_json evaluate(const Decoder& decoder, const MicroBatchProgress& progress) const;
 
   /// The state before the first evaluation.

@@ -2,15 +2,18 @@
 // Metrics of a training run: metrics.jsonl and a TensorBoard event file.
 #pragma once
 
+#include <nlohmann/json.hpp>
+
 #include <cstdint>
 #include <filesystem>
 #include <functional>
 #include <map>
 #include <string>
 
-#include <nlohmann/json.hpp>
-
-#include "espalier/base/log_file.h"
+#include "espalier/base/file.h"
+#include "espalier/engine/engine.h"
+#include "espalier/objective/options.h"
+#include "espalier/plan/cost_model.h"
 
 namespace espalier {
 
@@ -64,5 +67,10 @@ class MetricsWriter {
   EventWriter events_;
   bool warned_ = false;
 };
+
+/// Loss, tokens, rates, memory, micro-batches, and metrics of objective and routers, by the names of
+/// metrics.jsonl. `seconds`: duration of the step.
+nlohmann::ordered_json step_metrics(const ModelCost& model, const ObjectiveOptions& objective,
+                                    const StepResult& result, double seconds);
 
 }  // namespace espalier

@@ -35,8 +35,7 @@ void check_reference(const Reference& reference, const DecoderConfig& policy,
 /// A file that caches the log-probabilities.
 struct KeptReference {
   std::filesystem::path file;  // a safetensors file: F32 [N] (F64 for float64), with hashes
-  std::string
-      trained_hash{};  // hash of the column (data/content_hash.h) used by existing checkpoints; "": none
+  std::string trained_hash{};  // hash of the column (content_hashes) used by existing checkpoints; "": none
   MicroBatchProgress progress{};
   std::function<void(const std::string&)> note{};  // called with the reason if the file is not used
 };

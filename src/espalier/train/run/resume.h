@@ -2,13 +2,13 @@
 // Resuming a training run from its newest intact checkpoint.
 #pragma once
 
+#include <nlohmann/json.hpp>
+
 #include <cstdint>
 #include <filesystem>
 #include <functional>
 #include <optional>
 #include <string>
-
-#include <nlohmann/json.hpp>
 
 #include "espalier/model/decoder.h"
 #include "espalier/model/weights/weights.h"
@@ -17,6 +17,11 @@
 #include "espalier/train/train_options.h"
 
 namespace espalier {
+
+/// The decoder of options.model, optionally with an adapter: a new one or one loaded from a folder. Throws
+/// InputError if either cannot be loaded, a target is not a linear map of the model, or the adapter has
+/// dropout.
+Decoder load_model(const TrainOptions& options);
 
 /// The run as it is now, to compare with its checkpoints.
 struct RunNow {
@@ -28,7 +33,7 @@ struct RunNow {
 /// Throws InputError if options.out contains a run and options do not ask to resume it.
 void check_not_begun(const TrainOptions& options);
 
-/// Hash (data/content_hash.h) of a column of the rows that checkpoints of a run were trained on; "" if there
+/// Hash (content_hashes) of a column of the rows that checkpoints of a run were trained on; "" if there
 /// are no checkpoints or they have no hashes.
 std::string trained_column_hash(const std::filesystem::path& run_folder, const std::string& column);
 

@@ -2,6 +2,8 @@
 // trainer_state.json: the state of a training run beside weights and optimiser.
 #pragma once
 
+#include <nlohmann/json.hpp>
+
 #include <cstdint>
 #include <filesystem>
 #include <map>
@@ -9,9 +11,21 @@
 #include <string>
 
 #include "espalier/data/trajectories.h"
-#include "espalier/train/run/run_settings.h"
+#include "espalier/train/train_options.h"
 
 namespace espalier {
+
+/// Values by option name. Options in neither object may change freely: file locations, device, number of
+/// steps, checkpoint interval; also cost model and matrix products, which a run reads from its own
+/// cost_model.json.
+struct RunSettings {
+  nlohmann::ordered_json fixed = nlohmann::ordered_json::object();       // must not change
+  nlohmann::ordered_json adjustable = nlohmann::ordered_json::object();  // may change, with a note
+
+  bool operator==(const RunSettings&) const = default;
+};
+
+RunSettings run_settings(const TrainOptions& options);
 
 /// State of the evaluations of a run.
 struct EvaluationState {

@@ -15,14 +15,12 @@
 #include "espalier/model/weights/tensor_bytes.h"
 #include "espalier/model/weights/weights.h"
 #include "espalier/objective/signal.h"
-#include "espalier/train/optimizer/grad_norms.h"
+#include "espalier/train/optimizer/optimizer.h"
 #include "espalier/train/optimizer/step_trainer.h"
 #include "espalier/train/run/checkpoint.h"
-#include "espalier/train/run/load_model.h"
 #include "espalier/train/run/metrics.h"
 #include "espalier/train/run/resume.h"
 #include "espalier/train/run/run_folder.h"
-#include "espalier/train/run/step_metrics.h"
 
 namespace espalier {
 namespace {

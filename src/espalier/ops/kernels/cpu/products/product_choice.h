@@ -49,7 +49,7 @@ ProductFeatures product_features();
 
 /// The choice for Intel and AMD processors and all x86 without AVX-512, where features determine the fastest
 /// products (rates in docs/architecture/cpu-kernels.md). nullopt for others, which need a measurement
-/// (measure/gemm_rates.h).
+/// (measure/product_decision.h).
 std::optional<ProductChoice> choose_by_features(const ProductFeatures& features);
 
 /// The features as text.

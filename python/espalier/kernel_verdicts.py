@@ -1,0 +1,141 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is known about the kernels of a GPU, by family: found by a process of its own with a time limit (kernel_checks.py), and
+kept under the GPU, the driver, the versions of PyTorch and of the libraries, and a digest of the sources.
+
+Families: "library" and "ampere" (attention, as ESPALIER_ATTENTION names them), which the compiled trainer checks itself where
+it is there; "attention times", which compares only how long both take; "recurrences bfloat16" and "recurrences float32"
+(library_recurrences.py), with what they take of time.
+"""
+
+import functools
+import hashlib
+import importlib.metadata
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import warnings
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+LIMIT_SECONDS = 240.0  # Triton and CUTLASS compile meanwhile
+TIMES = "attention times"
+LIBRARIES = ("nvidia-cudnn-frontend", "nvidia-cutlass-dsl", "flash-linear-attention", "fla-core", "flash-qla", "triton")
+
+
+class Finding(NamedTuple):
+    """checks: results that were compared, 0 where the device does not serve the family; rates: of what was timed."""
+
+    checks: int = 0
+    fault: str = ""
+    rates: tuple[float, ...] | None = None
+
+    @property
+    def is_right(self) -> bool:
+        return self.checks > 0 and not self.fault
+
+
+def is_ours_faster(index: int) -> bool:
+    """Whether "ampere" has taken less time than "library" on this CUDA device, where it serves both."""
+    times = verdict_on(TIMES, index).rates
+    return times is not None and times[1] < times[0]
+
+
+@functools.cache
+def verdict_on(family: str, index: int) -> Finding:
+    """What is known about a family on the CUDA device of this index: kept, or found now. Warns once of what is wrong."""
+    key = _key(family, index)
+    place = folder() / f"{hashlib.sha256(key.encode()).hexdigest()[:32]}.json"
+    if (kept := _read(place, key)) is not None:
+        finding = kept
+    else:
+        finding, is_lasting = _checked(family, f"cuda:{index}")
+        if is_lasting:
+            _write(place, key, finding)
+    if finding.fault:
+        warnings.warn(f"espalier: kernels of `{family}` are not used on {torch.cuda.get_device_name(index)}: {finding.fault}",
+                      stacklevel=2)  # fmt: skip
+    return finding
+
+
+def _checked(family: str, device: str) -> tuple[Finding, bool]:
+    """(finding of a new process, whether it is about the kernels)."""
+    if not sys.executable:
+        return Finding(1, "sys.executable names no Python that could check them"), False
+    code = ("import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
+            "from espalier.kernel_checks import run_child; run_child(*sys.argv[2:])")  # fmt: skip
+    with tempfile.NamedTemporaryFile(suffix=".json") as file:
+        command = [sys.executable, "-c", code, json.dumps([os.fspath(each) for each in sys.path]), family, device, file.name]
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_SECONDS, check=False)
+        except subprocess.TimeoutExpired:
+            return Finding(1, f"their check did not end within {LIMIT_SECONDS:g} s"), True
+        if done.returncode:
+            said = (done.stderr.strip().splitlines() or ["nothing"])[-1]
+            return Finding(1, f"their check ended with status {done.returncode}: {said}"), done.returncode < 0
+        return _finding_of(json.loads(Path(file.name).read_text())), True
+
+
+def _finding_of(values: Any) -> Finding:
+    checks, fault, rates = values
+    return Finding(int(checks), str(fault), None if rates is None else tuple(map(float, rates)))
+
+
+def folder() -> Path:
+    """Where verdicts are kept: $XDG_CACHE_HOME/espalier/kernels or ~/.cache/espalier/kernels."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "espalier" / "kernels"
+
+
+def _key(family: str, index: int) -> str:
+    properties = torch.cuda.get_device_properties(index)
+    return json.dumps([family, properties.name, properties.major, properties.minor, torch.__version__, _driver(),
+                       *map(_version, LIBRARIES), _sources()])  # fmt: skip
+
+
+def _version(package: str) -> str:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return ""
+
+
+def _driver() -> str:
+    try:
+        return Path("/proc/driver/nvidia/version").read_text().splitlines()[0]
+    except (OSError, IndexError):
+        return ""
+
+
+@functools.cache
+def _sources() -> str:
+    """Of the modules that compute, and of the libraries of operators."""
+    files = [*sorted(Path(__file__).parent.glob("*.py")), *map(Path, sorted(torch.ops.loaded_libraries))]
+    return hashlib.sha256(b"\0".join(file.read_bytes() for file in files)).hexdigest()
+
+
+def _read(place: Path, key: str) -> Finding | None:
+    try:
+        found = json.loads(place.read_text())
+        if found["key"] != key:
+            return None
+        return _finding_of(found["finding"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def _write(place: Path, key: str, finding: Finding) -> None:
+    try:
+        place.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile("w", dir=place.parent, suffix=".part", delete=False) as file:
+            json.dump({"key": key, "finding": finding}, file)
+        os.replace(file.name, place)
+    except OSError:
+        return
+
+
+def forget() -> None:
+    """Verdicts are read, or found, again in this process."""
+    verdict_on.cache_clear()
