@@ -1,14 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-# espalier_module(NAME SOURCES a.cpp ... LINKS lib ... [SHARED] [TORCH [CORE b.cpp ...]] [COLD] [ALONE] [PRECOMPILED <header> ...])
+# espalier_module(NAME SOURCES a.cpp ... LINKS lib ... [SHARED] [TORCH [CORE b.cpp ...]] [COLD] [ALONE])
 # One library per module of docs/architecture.md. A module sees only the libraries that it links, so a
 # forbidden dependency fails at link time (and tests/check_layers.py says so before).
-# TORCH links LibTorch and reuses one precompiled header, or has one of its own with the headers of PRECOMPILED. CORE names its
-# sources that need no LibTorch: a build without it has these alone, for espalier-core. COLD is for
-# what takes no time when it runs: it is compiled faster, with -O1. Sources of a module that is not ALONE are compiled together
-# (espalier_join). What needs no LibTorch is installed, and so is ops; the other
+# TORCH links LibTorch and uses its precompiled header. CORE names its sources that need no LibTorch: a build without it has
+# these alone, for espalier-core. COLD is for what takes no time when it runs: it is compiled faster, with -O1. Sources of a
+# module that is not ALONE are compiled together (espalier_join). What needs no LibTorch is installed, and so is ops; the other
 # modules are parts of the program.
 function(espalier_module name)
-  cmake_parse_arguments(arg "SHARED;TORCH;COLD;ALONE" "" "SOURCES;CORE;LINKS;PRECOMPILED" ${ARGN})
+  cmake_parse_arguments(arg "SHARED;TORCH;COLD;ALONE" "" "SOURCES;CORE;LINKS" ${ARGN})
   set(is_part OFF)
   if(arg_TORCH AND NOT ESPALIER_TORCH)
     set(is_part ON)
@@ -24,9 +23,6 @@ function(espalier_module name)
     list(APPEND arg_SOURCES ${arg_CORE})
     list(SORT arg_SOURCES)  # the same are compiled together whatever CORE names
   endif()
-  if(arg_COLD AND arg_TORCH AND NOT arg_PRECOMPILED)  # GCC 12 wants a precompiled header of the same -O
-    message(FATAL_ERROR "espalier_module(${name} COLD TORCH): expected a precompiled header of its own")
-  endif()
   set(target espalier_${name})
   if(arg_SHARED)
     add_library(${target} SHARED ${arg_SOURCES})
@@ -39,7 +35,7 @@ function(espalier_module name)
   target_link_libraries(${target} PUBLIC ${arg_LINKS})
   if(arg_TORCH)
     target_link_libraries(${target} PUBLIC LibTorch::LibTorch)
-    espalier_use_torch_pch(${target} HEADERS ${arg_PRECOMPILED})
+    espalier_use_torch_pch(${target})
   endif()
   espalier_flags(${target})
   if(arg_COLD)
@@ -47,9 +43,7 @@ function(espalier_module name)
     # With -O1, GCC does not see that an optional value was tested before it is read.
     target_compile_options(${target} PRIVATE $<$<CXX_COMPILER_ID:GNU>:-Wno-maybe-uninitialized>)
   endif()
-  if(arg_TORCH)
-    espalier_join(${target} PARTS 4 SOURCES ${arg_SOURCES})
-  elseif(NOT arg_ALONE)
+  if(NOT arg_ALONE)
     espalier_join(${target} PARTS 8 SOURCES ${arg_SOURCES})
   endif()
   if(NOT arg_TORCH AND NOT is_part)
@@ -89,15 +83,11 @@ function(espalier_flags target)
   endif()
 endfunction()
 
-# espalier_use_torch_pch(TARGET [HEADERS HEADER...]): a target that uses LibTorch. Its precompiled header is built once, in
-# target espalier_torch_pch, and reused by the rest; a target with HEADERS has one of its own, with these as well.
+# espalier_use_torch_pch(TARGET): a target that uses LibTorch. The precompiled header is built once, in target
+# espalier_torch_pch, with -O3: targets with -O1 may use it, but GCC 12 crashes where one for -O1 is used with more. To read it
+# takes four seconds, so sources that need no LibTorch do without.
 function(espalier_use_torch_pch target)
-  cmake_parse_arguments(arg "" "" "HEADERS" ${ARGN})
   target_link_libraries(${target} PRIVATE $<BUILD_INTERFACE:espalier_fmt>)
-  if(arg_HEADERS)
-    target_precompile_headers(${target} PRIVATE ${ESPALIER_TORCH_HEADERS} ${arg_HEADERS})
-    return()
-  endif()
   if(NOT TARGET espalier_torch_pch)
     file(WRITE ${CMAKE_BINARY_DIR}/torch_pch.cpp "")
     add_library(espalier_torch_pch STATIC ${CMAKE_BINARY_DIR}/torch_pch.cpp)

@@ -115,7 +115,8 @@ def test_more_families(espalier, tmp_path, kind):
     check_logprobs(espalier, model_folder, tmp_path, "float32")
     check_one_step(espalier, model_folder, tmp_path, "float64", "grpo", "partition")
     data = write_rows(tmp_path / "rows.jsonl", random_rows(2, "sft"))
-    report = json.loads(espalier("verify", "--model", model_folder, "--data", data, "--token-budget", 24, "--json").stdout)
+    flags = ("--token-budget", 24, "--no-calibration", "--json")
+    report = json.loads(espalier("verify", "--model", model_folder, "--data", data, *flags).stdout)
     assert report["passed"]
     check_checkpoint(espalier, model_folder, tmp_path / "saved")
 
@@ -190,7 +191,7 @@ def test_the_comparison_notices_a_lost_row(espalier, tmp_path, model_folder):
     """Negative control: without one trajectory the loss is another."""
     rows = random_rows(2, "sft")
     data = write_rows(tmp_path / "rows.jsonl", rows[:-3])
-    report = json.loads(espalier("verify", "--model", model_folder, "--data", data, "--json").stdout)
+    report = json.loads(espalier("verify", "--model", model_folder, "--data", data, "--no-calibration", "--json").stdout)
     model = reference.load_model(model_folder, torch.float64)
     with reference.norms_in_model_dtype(torch.float64):
         loss = reference.sft_loss(model, rows).item()

@@ -44,13 +44,12 @@ def sample(espalier, model, prompts, tmp_path):
     return run
 
 
-def greedy_by_transformers(model_folder, prompts, count):
+def greedy_by_transformers(model_folder, prompts, rows):
+    """Each prompt, and the likeliest token after every place of its row from there on: the row itself where it is greedy."""
     model = reference.load_model(model_folder, torch.float64).eval()
-    model.generation_config.eos_token_id = None
     with reference.norms_in_model_dtype(torch.float64), torch.no_grad():
-        return [model.generate(torch.tensor([prompt]), attention_mask=torch.ones(1, len(prompt), dtype=torch.long),
-                               max_new_tokens=count, do_sample=False, use_cache=False, pad_token_id=0)[0].tolist()
-                for prompt in prompts]  # fmt: skip
+        logits = [model(torch.tensor([row]), use_cache=False).logits[0] for row in rows]
+    return [prompt + each[len(prompt) - 1:-1].argmax(-1).tolist() for prompt, each in zip(prompts, logits, strict=True)]
 
 
 def check_greedy(espalier, model_folder, tmp_path):
@@ -59,8 +58,8 @@ def check_greedy(espalier, model_folder, tmp_path):
     espalier("sample", "--model", model_folder, "--data", write_prompts(tmp_path, prompts), "-o", out, "--dtype", "float64",
              "--temperature", 0, "--max-new-tokens", 12, "--ignore-stop-ids", "--batch-size", 5, "--token-budget", 16)  # fmt: skip
     ours = [row["input_ids"] for row in reference.read_rows(out)]
-    assert ours == greedy_by_transformers(model_folder, prompts, 12)
-    return ours
+    assert ours == greedy_by_transformers(model_folder, prompts, ours)
+    assert [len(row) for row in ours] == [len(prompt) + 12 for prompt in prompts]
 
 
 CONFIGS = MODELS | WINDOWS_AND_ROPES | MORE_FAMILIES
@@ -80,7 +79,7 @@ def test_the_comparison_notices_another_model(espalier, tmp_path):
     (folder / "config.json").write_text(json.dumps(config))
     changed = [row["input_ids"] for row in reference.read_rows(tmp_path / "greedy.jsonl")]
     prompts = [row["input_ids"] for row in reference.read_rows(tmp_path / "prompts.jsonl")]
-    assert changed != greedy_by_transformers(folder, prompts, 12)
+    assert changed != greedy_by_transformers(folder, prompts, changed)
 
 
 def test_rows_are_trajectories_with_behaviour_logprobs(sample, espalier, model, tmp_path):

@@ -11,7 +11,7 @@
 namespace espalier {
 namespace {
 
-constexpr int64_t kMicroBatchTokens = 4096;
+constexpr int64_t kCheckedTokens = 4096;
 
 }  // namespace
 
@@ -29,7 +29,7 @@ Mismatch mismatch_of(const Decoder& decoder, const Trajectories& rows, double te
                      const MicroBatchProgress& progress) {
   Mismatch mismatch{.rows = rows.num_rows()};
   const Step step =
-      make_step(rows, {.plan = {.strategy = Strategy::kPartition, .token_budget = kMicroBatchTokens}});
+      make_step(rows, {.plan = {.strategy = Strategy::kPartition, .token_budget = kCheckedTokens}});
   std::vector<double> computed(rows.num_tokens());
   compute_logprobs(AtTemperature(decoder, temperature == 0 ? 1 : temperature), rows, step, &computed,
                    progress);

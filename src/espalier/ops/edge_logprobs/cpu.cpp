@@ -159,7 +159,7 @@ void compute_logprobs(const at::Tensor& hidden, const at::Tensor& weight, const 
   }
 }
 
-detail::EdgeLogprobsResults forward_cpu(const detail::EdgeLogprobsArguments& given) {
+detail::EdgeLogprobsResults edge_logprobs_cpu(const detail::EdgeLogprobsArguments& given) {
   detail::check_edge_logprobs(given);
   const at::Tensor &hidden = given.hidden, &weight = given.weight;
   const Edges edges(given.edge_row, given.edge_target);
@@ -294,7 +294,7 @@ void add_gradients(const detail::EdgeLogprobsSaved& saved, const at::Tensor& gra
 }  // namespace
 
 TORCH_LIBRARY_IMPL(espalier, CPU, m) {
-  m.impl("edge_logprobs", detail::kKernel<&forward_cpu>);
+  m.impl("edge_logprobs", detail::kKernel<&edge_logprobs_cpu>);
   m.impl("edge_logprobs_backward", detail::kKernel<&detail::head_gradients_by<&add_gradients>>);
   m.impl("edge_logprobs_backward_", detail::kKernel<&detail::add_head_gradients_by<&add_gradients>>);
 }
