@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Files: memory-mapped reading, and writing that never leaves a partial file under the final name.
+// Files: memory-mapped reading, writing that never leaves a partial file under the final name, and logs.
 #pragma once
 
 #include <cstddef>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Makes text from files and users safe to print on a terminal.
+// UTF-8, and text from files and users made safe to print on a terminal.
 #pragma once
 
 #include <array>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Forward and backward passes of a step.
+// Forward and backward passes of a step, and its evaluation without gradients.
 #pragma once
 
 #include <ATen/core/Tensor.h>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The forward pass of one micro-batch.
+// The forward pass of one micro-batch, and the context that it passes to its descendants.
 #pragma once
 
 #include <ATen/core/Tensor.h>

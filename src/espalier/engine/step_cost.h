@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Predicted FLOPs, time and memory of a step.
+// Predicted FLOPs, time and memory of a step, and the measured ones.
 #pragma once
 
 #include <cstdint>

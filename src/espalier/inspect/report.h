@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The report of `inspect`, as JSON and as text.
+// The report of `inspect`, as JSON and as text, and the gains that it predicts.
 #pragma once
 
 #include <nlohmann/json.hpp>

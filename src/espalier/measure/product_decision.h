@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The choice of CPU matrix products at the start of a process.
+// The choice of CPU matrix products at the start of a process, and how fast each way of them is.
 #pragma once
 
 #include <ATen/core/ScalarType.h>

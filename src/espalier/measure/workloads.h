@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Random trajectories for benchmarks: groups, agent rollouts, long conversations.
+// Trajectories for benchmarks: random groups, rollouts and conversations; append-only merging.
 #pragma once
 
 #include <cstdint>

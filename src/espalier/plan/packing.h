@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Tree packing: divides trees into parts that each fit the budget and repeat prefixes.
+// Packs trees and sequences into micro-batches, and items into bins.
 #pragma once
 
 #include <cstdint>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Predicts the seconds of a micro-batch from counts and measured or assumed rates.
+// Predicts the seconds of a micro-batch from counts and rates: assumed, measured, or of a file.
 #pragma once
 
 #include <nlohmann/json.hpp>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The prefix trees of a set of trajectories.
+// The prefix trees of a set of trajectories, and how much they share.
 #pragma once
 
 #include <cstdint>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Output of `espalier plan`: a summary of the plan and a comparison of the strategies.
+// Output of `espalier plan`: the plan, a comparison of the strategies, and the gains of steps.
 #pragma once
 
 #include <nlohmann/json.hpp>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The trees of a page as JSON.
+// The trees of a page as JSON, and its part on where trajectories diverge and what is lost.
 #pragma once
 
 #include <nlohmann/json.hpp>

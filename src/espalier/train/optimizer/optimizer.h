@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Optimisers with master weights.
+// Optimisers with master weights, and norms of gradients.
 #pragma once
 
 #include <ATen/core/Tensor.h>

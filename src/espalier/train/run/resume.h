@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Resuming a training run from its newest intact checkpoint.
+// Loads the model of a training run, and resumes it from its newest intact checkpoint.
 #pragma once
 
 #include <nlohmann/json.hpp>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// trainer_state.json: the state of a training run beside weights and optimiser.
+// trainer_state.json: the state of a training run beside weights and optimiser, and its settings.
 #pragma once
 
 #include <nlohmann/json.hpp>
