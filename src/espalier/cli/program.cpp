@@ -59,7 +59,7 @@ std::string wrapped(const std::string& text, size_t column, size_t indent) {
   std::string lines, word;
   while (words >> word) {
     if (column > indent && column + 1 + word.size() > kWidth) {
-      lines += "\n" + std::string(indent, ' ');
+      lines.append(1, '\n').append(indent, ' ');
       column = indent;
     } else if (!lines.empty()) {
       lines += ' ';

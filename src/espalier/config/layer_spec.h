@@ -13,7 +13,6 @@
 #include <nlohmann/json.hpp>
 
 #include "espalier/config/gated_delta_spec.h"
-#include "espalier/config/mlp_names.h"
 #include "espalier/config/moe_spec.h"
 #include "espalier/config/ssm_spec.h"
 

@@ -6,9 +6,20 @@
 #include <optional>
 #include <string>
 
-#include "espalier/config/mlp_names.h"
-
 namespace espalier {
+
+/// Names of an MLP's linear maps in a checkpoint. An MLP is down(activation(gate(x)) * up(x)), or without a
+/// gate down(relu(up(x))^2).
+struct MlpNames {
+  std::string gate = "gate_proj";  // "": none
+  std::string up = "up_proj";      // "": gate and up are one matrix, `gate`, whose first half of rows is gate
+  std::string down = "down_proj";
+
+  bool fused() const { return up.empty(); }
+  bool gated() const { return !gate.empty(); }
+
+  bool operator==(const MlpNames&) const = default;
+};
 
 /// How a router computes scores from its logits. It chooses and weights experts by the scores; with
 /// kSoftmaxOverChosen it chooses by the logits, and the weights are the softmax over the chosen ones.

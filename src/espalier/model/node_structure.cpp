@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "espalier/model/node_structure.h"
 
+#include <ATen/ATen.h>
+
 #include <algorithm>
 #include <numeric>
 
@@ -43,6 +45,12 @@ NodeStructure make_node_structure(std::vector<int64_t> begin, std::vector<int64_
   }
   nodes.levels = nodes_by_depth(nodes.parent);
   return nodes;
+}
+
+Paths::Paths(const NodeStructure& nodes) : prev(at::tensor(nodes.prev, at::kInt)) {
+  std::vector<int64_t> last;
+  for (const int64_t node : nodes.cuts) last.push_back(nodes.begin[node + 1] - 1);
+  ends = at::tensor(last, at::kLong);
 }
 
 }  // namespace espalier

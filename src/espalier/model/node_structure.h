@@ -2,6 +2,8 @@
 // The tree structure of tokens, for recurrent layers and convolutions.
 #pragma once
 
+#include <ATen/core/Tensor.h>
+
 #include <cstdint>
 #include <vector>
 
@@ -26,5 +28,13 @@ struct NodeStructure {
 /// Builds the structure. Nodes must not be empty; parent[n] < n. Roots have no context, and there are no
 /// cuts.
 NodeStructure make_node_structure(std::vector<int64_t> begin, std::vector<int64_t> parent);
+
+/// The structure as arguments of recurrent operators. Copies it, because the graph outlives the sequence.
+struct Paths {
+  at::Tensor prev;  // [T] int32: NodeStructure::prev
+  at::Tensor ends;  // [C] int64: the last token of each of NodeStructure::cuts
+
+  explicit Paths(const NodeStructure& nodes);
+};
 
 }  // namespace espalier

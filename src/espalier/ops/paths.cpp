@@ -41,4 +41,11 @@ std::span<const int64_t> checked_tokens(const char* op, const char* name, const 
   return values;
 }
 
+at::Tensor to_indices(const std::vector<int64_t>& values, at::Device device) {
+  const auto size = static_cast<int64_t>(values.size());
+  const at::Tensor host = at::from_blob(const_cast<int64_t*>(values.data()), {size}, at::kLong);
+  // Pageable memory is copied before the call returns.
+  return device.is_cpu() ? host.clone() : host.to(device, at::kLong, /*non_blocking=*/true);
+}
+
 }  // namespace espalier::detail

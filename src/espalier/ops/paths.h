@@ -6,6 +6,7 @@
 
 #include <cstdint>
 #include <span>
+#include <vector>
 
 namespace espalier::detail {
 
@@ -29,5 +30,8 @@ std::span<const int32_t> checked_prev(const char* op, const at::Tensor& prev, in
 /// The values of `tokens` [E] int64 on the CPU, each in [0, num_tokens).
 std::span<const int64_t> checked_tokens(const char* op, const char* name, const at::Tensor& tokens,
                                         int64_t num_tokens);
+
+/// [N] int64 on the device, without synchronisation.
+at::Tensor to_indices(const std::vector<int64_t>& values, at::Device device);
 
 }  // namespace espalier::detail

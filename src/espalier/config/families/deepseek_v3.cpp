@@ -40,7 +40,7 @@ LatentAttentionSpec read_attention(const ConfigReader& config, const AttentionSp
   return attention;
 }
 
-void read_keys(const ConfigReader& config, const CommonParts& common, DecoderConfig* result) {
+void read_deepseek_v3(const ConfigReader& config, const CommonParts& common, DecoderConfig* result) {
   refuse_sliding_windows(config, result->num_hidden_layers());
   if (config.boolean("mlp_bias", false)) config.refuse("mlp_bias", "false");
   if (config.positive_integer("moe_layer_freq", kMostLayers, 1) != 1) config.refuse("moe_layer_freq", "1");
@@ -58,7 +58,7 @@ void read_keys(const ConfigReader& config, const CommonParts& common, DecoderCon
 
 // Transformers computes head_dim and qk_head_dim. auto_map: released files name classes of their own, from
 // before Transformers had the family. ep_size, seq_aux and aux_loss_alpha concern the original training.
-constexpr auto kKeys = std::to_array<std::string_view>(
+constexpr auto kDeepseekV3Keys = std::to_array<std::string_view>(
     {"auto_map",    "aux_loss_alpha", "n_routed_experts",  "first_k_dense_replace",
      "ep_size",     "kv_lora_rank",   "n_shared_experts",  "moe_intermediate_size",
      "n_group",     "moe_layer_freq", "num_local_experts", "num_experts_per_tok",
@@ -74,8 +74,8 @@ constexpr ModelFamily kDeepseekV3Family{
     .max_position_embeddings = 4096,
     .num_key_value_heads = 128,
     .head_dim = 64,
-    .keys = kKeys,
-    .read = read_keys,
+    .keys = kDeepseekV3Keys,
+    .read = read_deepseek_v3,
 };
 
 }  // namespace espalier

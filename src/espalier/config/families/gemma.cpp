@@ -4,11 +4,30 @@
 #include <array>
 #include <cmath>
 
-#include "espalier/config/families/gemma_keys.h"
+#include "espalier/config/families/family.h"
 #include "espalier/config/sliding_window.h"
 
 namespace espalier {
 namespace {
+
+/// A layer with biases by attention_bias, norms around 1 and an MLP of gelu, which must be the value of
+/// `act_key`; and the factor of the embedding. Refuses attention that is not causal.
+LayerSpec read_gemma_layer(const ConfigReader& config, const CommonParts& common, const char* act_key,
+                           DecoderConfig* result) {
+  auto [attention, mlp] = common;
+  read_biases(config, &attention);
+  const std::string activation = config.text(act_key);
+  if (!activation.empty() && activation != "gelu_pytorch_tanh") {
+    config.refuse(act_key, "\"gelu_pytorch_tanh\"");
+  }
+  mlp.activation = Activation::kGeluTanh;
+  if (config.boolean("use_bidirectional_attention", false)) {
+    config.refuse("use_bidirectional_attention", "false");
+  }
+  result->embedding_multiplier = std::sqrt(static_cast<double>(result->hidden_size));
+  result->round_embedding_multiplier = true;
+  return {.mixer = attention, .mlp = mlp, .zero_centered_norm = true};
+}
 
 // hidden_activation is what older versions of Transformers read instead of hidden_act.
 void read_gemma(const ConfigReader& config, const CommonParts& common, DecoderConfig* result) {
@@ -22,6 +41,31 @@ void read_gemma(const ConfigReader& config, const CommonParts& common, DecoderCo
 
 constexpr auto kGemmaKeys =
     std::to_array<std::string_view>({"hidden_act", "hidden_activation", "use_bidirectional_attention"});
+
+// null is no softcap.
+double read_softcap(const ConfigReader& config, const char* key, double otherwise) {
+  return config.has(key) && config.find(key) == nullptr ? 0 : config.positive_number(key, otherwise);
+}
+
+// Norms come before and after attention and MLP. Without layer_types every other layer has the window,
+// beginning with the first.
+void read_gemma2(const ConfigReader& config, const CommonParts& common, DecoderConfig* result) {
+  LayerSpec layer = read_gemma_layer(config, common, "hidden_activation", result);
+  layer.norm_outputs = true;
+  auto& attention = std::get<AttentionSpec>(layer.mixer);
+  attention.attention_multiplier = std::pow(config.positive_number("query_pre_attn_scalar", 256), -0.5);
+  attention.softcap = read_softcap(config, "attn_logit_softcapping", 50);
+  result->final_logit_softcapping = read_softcap(config, "final_logit_softcapping", 30);
+  result->layers.assign(result->layers.size(), layer);
+  std::vector<bool> sliding(result->layers.size());
+  for (size_t i = 0; i < sliding.size(); i += 2) sliding[i] = true;
+  set_sliding_layers(config, read_layer_types(config, result->num_hidden_layers()).value_or(sliding), result);
+}
+
+// hidden_act is of files of Transformers 4, which ignores it.
+constexpr auto kGemma2Keys = std::to_array<std::string_view>(
+    {"attn_logit_softcapping", "cache_implementation", "final_logit_softcapping", "hidden_act",
+     "hidden_activation", "query_pre_attn_scalar", "use_bidirectional_attention"});
 
 // Norms come before and after attention and MLP. Without layer_types all but every sliding_window_pattern-th
 // layer have the window.
@@ -71,6 +115,17 @@ constexpr ModelFamily kGemmaFamily{
     .pad_token_id = 0,
     .keys = kGemmaKeys,
     .read = read_gemma,
+};
+
+constexpr ModelFamily kGemma2Family{
+    .model_type = "gemma2",
+    .max_position_embeddings = 8192,
+    .num_key_value_heads = 4,
+    .head_dim = 256,
+    .tie_word_embeddings = true,
+    .pad_token_id = 0,
+    .keys = kGemma2Keys,
+    .read = read_gemma2,
 };
 
 constexpr ModelFamily kGemma3Family{

@@ -79,7 +79,7 @@ void refuse_other_values(const ConfigReader& config, int64_t head_dim) {
   }
 }
 
-void read_keys(const ConfigReader& config, const CommonParts& common, DecoderConfig* result) {
+void read_nemotron_h(const ConfigReader& config, const CommonParts& common, DecoderConfig* result) {
   auto [attention, mlp] = common;
   refuse_other_values(config, attention.head_dim);
   attention.rotary = false;
@@ -110,7 +110,7 @@ void read_keys(const ConfigReader& config, const CommonParts& common, DecoderCon
 // auto_map: released files name classes of their own, from before Transformers had the family. It ignores
 // expand, mamba_proj_bias, norm_eps, residual_in_fp32 and n_shared_experts, of which there is one. The others
 // affect neither results nor layers before those of multi-token prediction.
-constexpr auto kKeys = std::to_array<std::string_view>(
+constexpr auto kNemotronHKeys = std::to_array<std::string_view>(
     {"auto_map",      "mamba_head_dim",   "attention_head_dim",    "hybrid_override_pattern",
      "chunk_size",    "mamba_hidden_act", "layer_norm_epsilon",    "moe_intermediate_size",
      "conv_kernel",   "mamba_num_heads",  "layers_block_type",     "moe_shared_expert_intermediate_size",
@@ -132,8 +132,8 @@ constexpr ModelFamily kNemotronHFamily{
     .head_dim = 128,
     .padding_row = false,
     .counts_layers = true,
-    .keys = kKeys,
-    .read = read_keys,
+    .keys = kNemotronHKeys,
+    .read = read_nemotron_h,
     .read_rope = [](const ConfigReader&, DecoderConfig*) {},
 };
 

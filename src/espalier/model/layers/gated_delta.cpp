@@ -5,7 +5,7 @@
 #include <ATen/record_function.h>
 #include <fmt/format.h>
 
-#include "espalier/model/layers/paths.h"
+#include "espalier/model/node_structure.h"
 #include "espalier/ops/causal_conv1d/causal_conv1d.h"
 #include "espalier/ops/elementwise/activations.h"
 #include "espalier/ops/elementwise/elementwise.h"

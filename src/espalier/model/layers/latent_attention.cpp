@@ -42,7 +42,7 @@ LayerOutput LatentAttentionLayer::forward(int64_t index, const at::Tensor& hidde
   if (!context_only) in.push_back(q_);
   const std::vector<at::Tensor> projected = accumulating::linears(hidden, in);
   const auto heads = [&](const at::Tensor& x) { return x.unflatten(-1, {spec_.num_attention_heads, -1}); };
-  const int64_t nope = spec_.qk_nope_head_dim, width = spec_.qk_head_dim();
+  const int64_t nope = spec_.qk_nope_head_dim;
 
   const std::vector<at::Tensor> latent =
       projected[0].split_with_sizes({spec_.kv_lora_rank, spec_.qk_rope_head_dim}, -1);
@@ -51,15 +51,14 @@ LayerOutput LatentAttentionLayer::forward(int64_t index, const at::Tensor& hidde
   const at::Tensor shared_key = rotated(latent[1].unsqueeze(1), tables);
   const at::Tensor k =
       at::cat({kv.narrow(-1, 0, nope), shared_key.expand({-1, spec_.num_attention_heads, -1})}, -1);
-  const at::Tensor v = at::constant_pad_nd(kv.slice(-1, nope), {0, width - spec_.v_head_dim});
+  const at::Tensor v = kv.slice(-1, nope).contiguous();
   if (context_only) return {{}, {k, v}};
 
   const at::Tensor queries =
       heads(q_b_ ? accumulating::linear(accumulating::rms_norm(projected[1], q_norm_, kNormEps), *q_b_)
                  : projected[1]);
   const at::Tensor q = at::cat({queries.narrow(-1, 0, nope), rotated(queries.slice(-1, nope), tables)}, -1);
-  at::Tensor out = sequence.attention(index, q, k, v, {.softmax_scale = spec_.softmax_scale});
-  out = out.slice(-1, 0, spec_.v_head_dim).flatten(1);
+  at::Tensor out = sequence.attention(index, q, k, v, {.softmax_scale = spec_.softmax_scale}).flatten(1);
   if (rows.defined()) out = out.index_select(0, rows);
   return {accumulating::linear(out, o_), {k, v}};
 }

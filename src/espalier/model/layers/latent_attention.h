@@ -16,8 +16,8 @@ class LatentAttentionLayer {
  public:
   LatentAttentionLayer(const LatentAttentionSpec& spec, const NamedParameters& parameters);
 
-  /// As AttentionLayer::forward. The context: keys and values [T, H, D] with D = qk_head_dim, values with
-  /// zeros at the end. Arithmetic as of Transformers' DeepseekV3Attention.
+  /// As AttentionLayer::forward. The context: keys [T, H, qk_head_dim] and values [T, H, v_head_dim].
+  /// Arithmetic as of Transformers' DeepseekV3Attention.
   LayerOutput forward(int64_t index, const at::Tensor& hidden, const PositionTables& tables,
                       const SequenceOps& sequence, const at::Tensor& rows) const;
 

@@ -7,7 +7,7 @@
 #include <cmath>
 #include <vector>
 
-#include "espalier/model/layers/paths.h"
+#include "espalier/model/node_structure.h"
 #include "espalier/ops/causal_conv1d/causal_conv1d.h"
 #include "espalier/ops/elementwise/activations.h"
 #include "espalier/ops/elementwise/elementwise.h"

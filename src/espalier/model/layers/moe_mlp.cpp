@@ -7,11 +7,36 @@
 #include <string>
 #include <vector>
 
-#include "espalier/model/layers/clamped_experts.h"
 #include "espalier/ops/elementwise/activations.h"
 
 namespace espalier {
 namespace {
+
+accumulating::StackedProjections stacked(const NamedParameters& parameters, const std::string& name) {
+  return {parameters.at(name), parameters.at(name + "_bias")};
+}
+
+/// The experts of gpt_oss: down(clamped_swiglu(gate_up(x))) with biases, each fused over the experts of a
+/// layer.
+class ClampedExperts {
+ public:
+  /// Uses the parameters mlp.experts.gate_up_proj, mlp.experts.down_proj and their biases.
+  ClampedExperts(const ClampedSwiglu& activation, const NamedParameters& parameters)
+      : activation_(activation),
+        gate_up_(stacked(parameters, "mlp.experts.gate_up_proj")),
+        down_(stacked(parameters, "mlp.experts.down_proj")) {}
+
+  /// One expert: [R, hidden_size] -> [R, hidden_size]
+  at::Tensor forward(int64_t expert, const at::Tensor& input) const {
+    const at::Tensor inner = accumulating::stacked_linear(input, gate_up_, expert);
+    const auto [alpha, limit] = activation_;
+    return accumulating::stacked_linear(clamped_swiglu(inner, alpha, limit), down_, expert);
+  }
+
+ private:
+  ClampedSwiglu activation_;
+  accumulating::StackedProjections gate_up_, down_;
+};
 
 ExpertFunction make_experts(const MoeSpec& spec, const NamedParameters& parameters) {
   if (spec.clamped_swiglu) {

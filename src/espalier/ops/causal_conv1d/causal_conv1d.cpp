@@ -4,7 +4,6 @@
 #include "espalier/ops/causal_conv1d/arguments.h"
 #include "espalier/ops/causal_conv1d/taps.h"
 #include "espalier/ops/checks.h"
-#include "espalier/ops/indices.h"
 #include "espalier/ops/operator.h"
 #include "espalier/ops/paths.h"
 

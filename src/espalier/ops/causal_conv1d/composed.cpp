@@ -7,7 +7,6 @@
 #include "espalier/ops/causal_conv1d/taps.h"
 #include "espalier/ops/checks.h"
 #include "espalier/ops/elementwise/activations.h"
-#include "espalier/ops/indices.h"
 #include "espalier/ops/operator.h"
 #include "espalier/ops/paths.h"
 

@@ -6,7 +6,6 @@
 #include <bit>
 #include <limits>
 
-#include "espalier/ops/indices.h"
 #include "espalier/ops/paths.h"
 
 namespace espalier::detail {
