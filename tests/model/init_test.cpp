@@ -116,7 +116,9 @@ TEST_F(Init, DrawsNemotronHAsTransformersDoes) {
     const bool is_output = parameter.name.ends_with("mixer.out_proj.weight");
     const double expected = is_output ? 1 / std::sqrt(3.0 * 48 * 4) : 0.5;
     EXPECT_NEAR(parameter.value.std().item<double>() / expected, 1, 0.2) << parameter.name;
-    if (is_output) EXPECT_LT(parameter.value.abs().max().item<double>(), 1 / std::sqrt(48.0 * 4));
+    if (is_output) {
+      EXPECT_LT(parameter.value.abs().max().item<double>(), 1 / std::sqrt(48.0 * 4));
+    }
   }
   EXPECT_TRUE(value(decoder, "backbone.layers.0.mixer.conv1d.bias").eq(0).all().item<bool>());
   const at::Tensor steps = at::softplus(value(decoder, "backbone.layers.0.mixer.dt_bias"));
