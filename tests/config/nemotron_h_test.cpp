@@ -31,6 +31,7 @@ Json tiny_nemotron(const Json& changes = Json::object()) {
                  {"mamba_head_dim", 3},
                  {"n_groups", 2},
                  {"n_routed_experts", 6},
+                 {"num_experts_per_tok", 2},
                  {"moe_intermediate_size", 7},
                  {"moe_shared_expert_intermediate_size", 5}};
   config.update(changes);

@@ -103,10 +103,12 @@ TEST_F(Init, DrawsNemotronHAsTransformersDoes) {
                        {"intermediate_size", 48},
                        {"hybrid_override_pattern", "M-*E"},
                        {"num_attention_heads", 4},
+                       {"num_key_value_heads", 2},
                        {"mamba_num_heads", 12},
                        {"mamba_head_dim", 4},
                        {"n_groups", 2},
                        {"n_routed_experts", 6},
+                       {"num_experts_per_tok", 2},
                        {"moe_intermediate_size", 40},
                        {"initializer_range", 0.5}};
   std::ofstream(made.config) << config.dump();
