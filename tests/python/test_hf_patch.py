@@ -62,16 +62,11 @@ def test_small_forests(rows):
 def test_backend_auto_goes_by_the_verdicts_on_a_gpu(monkeypatch, proven, expected_backend):
     asked = []
     monkeypatch.setattr(attention, "_is_proven", lambda index: asked.append(index) or proven)
+    monkeypatch.setattr(attention.libraries, "missing_on", lambda index: "")
     gpu = torch.device("cuda", 3)
     assert attention.resolved("auto", gpu) == expected_backend and asked == [3]
     assert attention.resolved("espalier", gpu) == "espalier" and attention.resolved("auto", torch.device("cpu")) == "espalier"
     assert asked == [3]
-
-
-def test_without_the_trainer_nothing_on_a_gpu_is_proven(monkeypatch):
-    monkeypatch.setitem(sys.modules, "espalier.native_engine", None)
-    monkeypatch.setattr(attention, "_is_proven", functools.cache(attention._is_proven.__wrapped__))
-    assert attention.resolved("auto", torch.device("cuda", 0)) == "flex"
 
 
 def test_backend_sdpa():

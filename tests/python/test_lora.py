@@ -33,13 +33,11 @@ TARGETS = {
     "gemma3_text": ["v_proj", "gate_proj", "down_proj"],
     "mixtral": ["q_proj", "v_proj"],
     "ernie4_5-biases": ["k_proj", "up_proj"],
-    "nemotron_h": ["in_proj", "q_proj", "o_proj"],
-    "nemotron_h-dense": "all-linear",
-    "deepseek_v3": "all-linear",
+    "deepseek_v3": ["q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj", "o_proj"],
 }
 CONFIGS = MODELS | WINDOWS_AND_ROPES | MORE_FAMILIES
 # Recurrent layers divide by the size of their output, which makes much of rounding where that is small.
-RECURRENT = ("qwen3_5", "qwen3_next", "mamba2", "granitemoehybrid", "nemotron_h", "nemotron_h-dense")
+RECURRENT = ("qwen3_5", "qwen3_next", "mamba2", "granitemoehybrid")
 TRAINED = ("--dtype", "float64", "--max-grad-norm", 0, "--token-budget", 24, "--strategy", "partition", "--no-calibration")
 
 
@@ -295,6 +293,15 @@ def test_bad_flags_are_refused(espalier, model, tmp_path, flags, message):
     done = espalier("train", "--model", model, "--data", data, "--out", tmp_path / "run", *flags, check=False)
     assert done.returncode in (1, 2) and message in done.stderr, done.stderr
     assert not (tmp_path / "run/checkpoints").exists()
+
+
+def test_a_family_with_other_names_in_peft_is_refused(espalier, tmp_path):
+    folder = init_model(espalier, tmp_path, CONFIGS["nemotron_h"])
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text(json.dumps({"input_ids": [1, 2, 3]}) + "\n")
+    flags = ("--out", tmp_path / "run", "--steps", 1, "--lora-rank", 2)
+    done = espalier("train", "--model", folder, "--data", rows, *flags, check=False)
+    assert done.returncode == 1 and "LoRA: expected another family, received nemotron_h" in done.stderr
 
 
 def test_adapters_that_do_not_fit_are_refused(espalier, model, tmp_path):

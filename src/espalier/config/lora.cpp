@@ -126,6 +126,9 @@ void check_lora_options(const LoraOptions& options) {
 std::vector<LinearMap> adaptable_maps(const ModelSpec& spec) {
   std::vector<LinearMap> maps;
   for (size_t i = 0; i < spec.layers.size(); ++i) {
+    ESPALIER_CHECK(!std::holds_alternative<NoMixer>(spec.layers[i].mixer),
+                   "LoRA: expected another family, received nemotron_h, for whose adapters PEFT has other "
+                   "names than its checkpoints; train all weights");
     const std::string prefix = layer_prefix(spec, static_cast<int64_t>(i));
     for (const ParameterShape& parameter : layer_parameters(spec.layers[i], spec.hidden_size)) {
       const std::string name = without_weight(parameter.name);

@@ -23,12 +23,12 @@ std::string visible(std::string_view text) {
 }
 
 std::string html(std::string_view text) {
-  static const std::map<char, std::string_view> kEntities{
+  static const std::map<char, std::string_view> entities{
       {'<', "&lt;"}, {'>', "&gt;"}, {'&', "&amp;"}, {'"', "&quot;"}, {'\'', "&#39;"}};
   std::string safe;
   for (const char c : visible(text)) {
-    const auto entity = kEntities.find(c);
-    safe += entity == kEntities.end() ? std::string_view(&c, 1) : entity->second;
+    const auto entity = entities.find(c);
+    safe += entity == entities.end() ? std::string_view(&c, 1) : entity->second;
   }
   return safe;
 }
