@@ -65,8 +65,8 @@ def test_backend_auto_goes_by_the_verdicts_on_a_gpu(monkeypatch, proven, expecte
     monkeypatch.setattr(attention.libraries, "missing_on", lambda index: "")
     gpu = torch.device("cuda", 3)
     assert attention.resolved("auto", gpu) == expected_backend and asked == [3]
-    assert attention.resolved("espalier", gpu) == "espalier" and attention.resolved("auto", torch.device("cpu")) == "espalier"
-    assert asked == [3]
+    assert attention.resolved("auto", torch.device("cpu")) == "espalier" and asked == [3]
+    assert attention.resolved("espalier", gpu) == "espalier" and asked == [3, 3]  # one that is wrong is left out
 
 
 def test_backend_sdpa():
