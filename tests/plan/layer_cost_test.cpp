@@ -12,7 +12,7 @@
 namespace espalier {
 namespace {
 
-constexpr AttentionSpec kAttention{.num_attention_heads = 4, .num_key_value_heads = 2, .head_dim = 5};
+const AttentionSpec kAttention{.num_attention_heads = 4, .num_key_value_heads = 2, .head_dim = 5};
 const LayerSpec kNarrow{kAttention, DenseMlpSpec{.intermediate_size = 7}};
 const LayerSpec kWide{AttentionSpec{.num_attention_heads = 8, .num_key_value_heads = 8, .head_dim = 6},
                       DenseMlpSpec{.intermediate_size = 31}};
