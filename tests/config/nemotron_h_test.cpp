@@ -7,6 +7,7 @@
 
 #include "espalier/base/check.h"
 #include "espalier/config/layer_spec.h"
+#include "espalier/config/lora.h"
 #include "tests/base/message_of.h"
 #include "tests/config/tiny_config.h"
 
@@ -84,6 +85,21 @@ TEST(NemotronH, ParametersHaveTheNamesOfTheCheckpoint) {
   EXPECT_FALSE(shapes.contains(layers + "1.mixer.gate_proj.weight"));
   EXPECT_EQ(buffer_shapes(config).at(0).name, layers + "3.mixer.gate.e_score_correction_bias");
   EXPECT_EQ(buffer_shapes(config).size(), 1u);
+}
+
+// Transformers calls the backbone model. Experts are no modules there, and shared ones can have adapters.
+TEST(NemotronH, AdaptersHaveTheNamesOfTransformers) {
+  const DecoderConfig config = parse(tiny_nemotron());
+  const std::vector<LinearMap> all = adapted_maps(config, {kAllLinear});
+  EXPECT_EQ(all.at(0).name, "backbone.layers.0.mixer.in_proj");
+  EXPECT_EQ(target_names(config, all),
+            (std::vector<std::string>{"in_proj", "mixer.up_proj", "mixer.down_proj", "q_proj", "k_proj",
+                                      "v_proj", "o_proj", "mixer.shared_experts.up_proj",
+                                      "mixer.shared_experts.down_proj"}));
+  EXPECT_EQ(module_name(config, all.at(0).name), "model.layers.0.mixer.in_proj");
+  const DecoderConfig two = parse(tiny_nemotron({{"layers_block_type", {"mamba", "mamba"}}}));
+  EXPECT_EQ(target_names(two, adapted_maps(two, {"layers.1.mixer.in_proj"})),
+            std::vector<std::string>{"model.layers.1.mixer.in_proj"});
 }
 
 TEST(NemotronH, RefusalsNameTheKey) {

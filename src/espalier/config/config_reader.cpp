@@ -88,6 +88,11 @@ std::string ConfigReader::text(const std::string& key) const {
   return value->get<std::string>();
 }
 
+void ConfigReader::require_text(const std::string& key, const std::string& value) const {
+  const std::string given = text(key);
+  if (!given.empty() && given != value) refuse(key, fmt::format("\"{}\"", value));
+}
+
 void ConfigReader::refuse_other_keys(const std::vector<std::string_view>& known,
                                      const std::string& families) const {
   for (const auto& [key, value] : json_.items()) {

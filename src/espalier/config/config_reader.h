@@ -43,6 +43,8 @@ class ConfigReader {
   double non_negative_number(const std::string& key) const;
   bool boolean(const std::string& key, bool otherwise) const;
   std::string text(const std::string& key) const;  // "" if absent
+  /// Refuses another text than `value`; a key that is absent is allowed.
+  void require_text(const std::string& key, const std::string& value) const;
 
   [[noreturn]] void refuse(const std::string& key, const std::string& expected) const;
 

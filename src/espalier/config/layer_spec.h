@@ -119,17 +119,19 @@ struct ModelSpec {
   std::vector<LayerSpec> layers;            // first to last
   int64_t rope_tables = 1;                  // pairs of cos and sin tables that the layers share
   std::string parameter_prefix = "model.";  // of all parameters but the LM head
+  /// In its place in the names of Transformers' modules, which PEFT uses, if these differ; "": the same.
+  std::string module_prefix{};
   std::string embedding_name = "embed_tokens";
   std::string final_norm_name = "norm";
 
   int64_t num_hidden_layers() const { return static_cast<int64_t>(layers.size()); }
   /// The spec of the first layer that has such a mixer or MLP; nullptr if there is none.
   const AttentionSpec* attention() const;
-  /// The elements of a head that are rotated; 0 without rotary positions.
-  int64_t rotary_dim() const;
   const SsmSpec* ssm() const;
   const DenseMlpSpec* dense_mlp() const;
   const MoeSpec* moe() const;
+  /// The elements of a head that are rotated; 0 without rotary positions.
+  int64_t rotary_dim() const;
   /// Applies to all norms of hidden states, including the final one.
   bool zero_centered_norm() const { return !layers.empty() && layers.back().zero_centered_norm; }
   /// The sizes of the layers' windows, ascending, each once.

@@ -19,12 +19,12 @@ std::string last_part(const std::string& name) {
   return name.substr(name.rfind('.') + 1);
 }
 
-/// In models whose checkpoints have separate MLPs as experts, PEFT treats every map with a name of theirs as
-/// an expert, which Transformers stores as one tensor for all.
+/// In models whose experts are separate MLPs with these names in checkpoints, PEFT treats every map with such
+/// a name as an expert, which Transformers stores as one tensor for all.
 bool takes_for_experts(const ModelSpec& spec, const std::string& map) {
   const bool has_experts = std::ranges::any_of(spec.layers, [](const LayerSpec& layer) {
     const auto* moe = std::get_if<MoeSpec>(&layer.mlp);
-    return moe != nullptr && !moe->names.fused();
+    return moe != nullptr && moe->names == MlpNames();
   });
   const std::string name = last_part(map);
   return has_experts && (name == "gate_proj" || name == "up_proj" || name == "down_proj");
@@ -33,7 +33,7 @@ bool takes_for_experts(const ModelSpec& spec, const std::string& map) {
 bool is_adaptable(const LayerSpec& layer, const ParameterShape& parameter) {
   const std::string& name = parameter.name;
   if (parameter.shape.size() != 2 || !name.ends_with(kWeight)) return false;
-  // Transformers' Mamba2Mixer reads the weight directly, not through the module, so PEFT cannot adapt it.
+  // Mixers of Mamba-2 in Transformers read the weight directly, not through the module, so PEFT refuses it.
   if (name == "mixer.out_proj.weight") return false;
   const auto* moe = std::get_if<MoeSpec>(&layer.mlp);
   return moe == nullptr ||
@@ -126,9 +126,6 @@ void check_lora_options(const LoraOptions& options) {
 std::vector<LinearMap> adaptable_maps(const ModelSpec& spec) {
   std::vector<LinearMap> maps;
   for (size_t i = 0; i < spec.layers.size(); ++i) {
-    ESPALIER_CHECK(!std::holds_alternative<NoMixer>(spec.layers[i].mixer),
-                   "LoRA: expected another family, received nemotron_h, for whose adapters PEFT has other "
-                   "names than its checkpoints; train all weights");
     const std::string prefix = layer_prefix(spec, static_cast<int64_t>(i));
     for (const ParameterShape& parameter : layer_parameters(spec.layers[i], spec.hidden_size)) {
       const std::string name = without_weight(parameter.name);
@@ -137,6 +134,11 @@ std::vector<LinearMap> adaptable_maps(const ModelSpec& spec) {
     }
   }
   return maps;
+}
+
+std::string module_name(const ModelSpec& spec, const std::string& name) {
+  return spec.module_prefix.empty() ? name
+                                    : spec.module_prefix + name.substr(spec.parameter_prefix.size());
 }
 
 std::vector<LinearMap> adapted_maps(const ModelSpec& spec, const std::vector<std::string>& targets) {
@@ -174,7 +176,7 @@ std::vector<std::string> target_names(const ModelSpec& spec, const std::vector<L
   for (const LinearMap& map : maps) {
     std::string name = last_part(map.name);
     if (names_others(name)) name = in_layer(spec, map.name);
-    if (names_others(name)) name = map.name;
+    if (names_others(name)) name = module_name(spec, map.name);
     if (std::ranges::find(names, name) == names.end()) names.push_back(std::move(name));
   }
   return names;

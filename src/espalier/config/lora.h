@@ -46,8 +46,13 @@ struct LinearMap {
 
 /// The maps that can have an adapter, in the order of a checkpoint: all linear modules of layers that PEFT
 /// can adapt in Transformers. This excludes routers, experts, convolutions, embedding and LM head; in models
-/// with experts, other maps named gate_proj, up_proj or down_proj; and the output projection of mamba2.
+/// whose experts are named gate_proj, up_proj and down_proj, other maps of these names; and the output
+/// projections of mamba2 and nemotron_h.
 std::vector<LinearMap> adaptable_maps(const ModelSpec& spec);
+
+/// The name in Transformers, and so in PEFT, of a module (or of a tensor in it) with this name in the
+/// checkpoint.
+std::string module_name(const ModelSpec& spec, const std::string& name);
 
 /// The adaptable maps that `targets` select. Throws InputError naming a target that selects no map or also
 /// one that cannot have an adapter, and the possible names.
@@ -55,7 +60,7 @@ std::vector<LinearMap> adapted_maps(const ModelSpec& spec, const std::vector<std
 
 /// Distinct names by which PEFT finds exactly `maps` in the model: their last component ("q_proj"), or, if
 /// that also matches modules without an adapter, longer suffixes ("mlp.shared_expert.gate_proj", or the whole
-/// name).
+/// name in Transformers).
 std::vector<std::string> target_names(const ModelSpec& spec, const std::vector<LinearMap>& maps);
 
 }  // namespace espalier

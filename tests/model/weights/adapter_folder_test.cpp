@@ -28,7 +28,7 @@ class AdapterFolderTest : public ::testing::Test {
     adapter_ = init_adapter(maps, lora_, 3, at::kFloat);
     for (const Parameter& parameter : adapter_.parameters) parameter.value.detach().normal_();
     adapter_.config = adapter_config(lora_, target_names(spec, maps), "some/model");
-    save_adapter(adapter_, folder_ / "adapter", at::kFloat);
+    save_adapter(spec, adapter_, folder_ / "adapter", at::kFloat);
   }
 
   SavedAdapter load(at::ScalarType dtype = at::kFloat) const {

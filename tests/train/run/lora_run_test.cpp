@@ -10,7 +10,7 @@
 #include "espalier/base/safetensors.h"
 #include "espalier/model/init.h"
 #include "espalier/model/weights/adapter_folder.h"
-#include "espalier/train/run/resume.h"
+#include "espalier/train/run/load_model.h"
 #include "tests/base/message_of.h"
 #include "tests/train/run/trainer_fixture.h"
 

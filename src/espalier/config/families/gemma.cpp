@@ -16,10 +16,7 @@ LayerSpec read_gemma_layer(const ConfigReader& config, const CommonParts& common
                            DecoderConfig* result) {
   auto [attention, mlp] = common;
   read_biases(config, &attention);
-  const std::string activation = config.text(act_key);
-  if (!activation.empty() && activation != "gelu_pytorch_tanh") {
-    config.refuse(act_key, "\"gelu_pytorch_tanh\"");
-  }
+  config.require_text(act_key, "gelu_pytorch_tanh");
   mlp.activation = Activation::kGeluTanh;
   if (config.boolean("use_bidirectional_attention", false)) {
     config.refuse("use_bidirectional_attention", "false");
@@ -31,10 +28,7 @@ LayerSpec read_gemma_layer(const ConfigReader& config, const CommonParts& common
 
 // hidden_activation is what older versions of Transformers read instead of hidden_act.
 void read_gemma(const ConfigReader& config, const CommonParts& common, DecoderConfig* result) {
-  const std::string older = config.text("hidden_activation");
-  if (!older.empty() && older != "gelu_pytorch_tanh") {
-    config.refuse("hidden_activation", "\"gelu_pytorch_tanh\" or null");
-  }
+  config.require_text("hidden_activation", "gelu_pytorch_tanh");
   refuse_sliding_windows(config, result->num_hidden_layers());
   result->layers.assign(result->layers.size(), read_gemma_layer(config, common, "hidden_act", result));
 }

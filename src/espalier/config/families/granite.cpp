@@ -80,10 +80,7 @@ void read_granitemoehybrid(const ConfigReader& config, const CommonParts& common
   read_biases(config, &attention);
   if (config.boolean("use_sliding_window", false)) config.refuse("use_sliding_window", "false");
   if (config.find("sliding_window") != nullptr) config.refuse("sliding_window", "null");
-  const std::string normalization = config.text("normalization_function");
-  if (!normalization.empty() && normalization != "rmsnorm") {
-    config.refuse("normalization_function", "\"rmsnorm\"");
-  }
+  config.require_text("normalization_function", "rmsnorm");
   attention.rotary = config.text(kPositions) == "rope";
   read_multipliers(config, &attention, result);
   result->layers.assign(result->layers.size(), {attention, read_mlp(config, common.mlp.intermediate_size)});

@@ -65,11 +65,8 @@ MoeSpec read_mixture(const ConfigReader& config, const MlpNames& names) {
 }
 
 void refuse_other_values(const ConfigReader& config, int64_t head_dim) {
-  for (const auto& [key, value] :
-       {std::pair("mamba_hidden_act", "silu"), std::pair("mlp_hidden_act", "relu2")}) {
-    const std::string given = config.text(key);
-    if (!given.empty() && given != value) config.refuse(key, fmt::format("\"{}\"", value));
-  }
+  config.require_text("mamba_hidden_act", "silu");
+  config.require_text("mlp_hidden_act", "relu2");
   for (const char* key : {"attention_bias", "tie_word_embeddings"}) {
     if (config.boolean(key, false)) config.refuse(key, "false");
   }
@@ -103,6 +100,7 @@ void read_nemotron_h(const ConfigReader& config, const CommonParts& common, Deco
   }
   result->rms_norm_eps = config.positive_number("layer_norm_epsilon", 1e-5);
   result->parameter_prefix = "backbone.";
+  result->module_prefix = "model.";
   result->embedding_name = "embeddings";
   result->final_norm_name = "norm_f";
 }

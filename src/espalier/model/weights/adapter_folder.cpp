@@ -25,6 +25,11 @@ using Json = nlohmann::ordered_json;
 
 constexpr const char* kPrefix = "base_model.model.";  // prefix of all tensors, from PEFT's wrapper modules
 
+/// The name in files of a map, or of one of its tensors.
+std::string name_in_file(const ModelSpec& spec, const std::string& name) {
+  return kPrefix + module_name(spec, name);
+}
+
 /// null, false or empty.
 bool is_off(const Json& value) {
   return value.is_null() || value == false || value == "none" || value == 0 ||
@@ -66,7 +71,7 @@ void check_no_parameters(const Json& config, const std::string& file, const Safe
   const Json value = config.value("target_parameters", Json());
   if (is_off(value)) return;
   std::set<std::string> known, others;
-  for (const LinearMap& map : adaptable_maps(spec)) known.insert(kPrefix + map.name);
+  for (const LinearMap& map : adaptable_maps(spec)) known.insert(name_in_file(spec, map.name));
   for (const TensorView& tensor : tensors.tensors()) {
     const std::string module = tensor.name.substr(0, tensor.name.rfind(".lora_"));
     const size_t layers = module.find("layers.");
@@ -154,17 +159,17 @@ SavedAdapter load_adapter(const fs::path& folder, const DecoderConfig& config, a
   std::set<std::string> used;
   for (const LinearMap& map : adaptable_maps(spec)) {
     const std::string a = map.name + kLoraA, b = map.name + kLoraB;
-    if (file.find(kPrefix + a) == nullptr && file.find(kPrefix + b) == nullptr) continue;
+    if (file.find(name_in_file(spec, a)) == nullptr && file.find(name_in_file(spec, b)) == nullptr) continue;
     saved.options.targets.push_back(map.name);
     for (const ParameterShape& part :
          {ParameterShape{a, {rank, map.in}}, ParameterShape{b, {map.out, rank}}}) {
-      const TensorView* stored = file.find(kPrefix + part.name);
-      ESPALIER_CHECK(stored != nullptr, "{}: tensor `{}{}` is missing", file.path().string(), kPrefix,
-                     part.name);
+      const std::string name = name_in_file(spec, part.name);
+      const TensorView* stored = file.find(name);
+      ESPALIER_CHECK(stored != nullptr, "{}: tensor `{}` is missing", file.path().string(), name);
       const at::Tensor value = converted_tensor(*stored, file.path().string(), part.shape,
                                                 detail::accumulator_dtype(dtype), device);
       saved.adapter.parameters.push_back({part.name, value.set_requires_grad(true)});
-      used.insert(kPrefix + part.name);
+      used.insert(name);
     }
   }
   check_all_used(file, used, spec);
@@ -213,7 +218,7 @@ Json adapter_config(const LoraOptions& options, const std::vector<std::string>& 
           {"use_rslora", options.rslora}};
 }
 
-void save_adapter(const Adapter& adapter, const fs::path& out, at::ScalarType dtype) {
+void save_adapter(const ModelSpec& spec, const Adapter& adapter, const fs::path& out, at::ScalarType dtype) {
   std::error_code error;
   fs::create_directories(out, error);
   ESPALIER_CHECK(!error, "cannot make {}: {}", out.string(), error.message());
@@ -223,7 +228,7 @@ void save_adapter(const Adapter& adapter, const fs::path& out, at::ScalarType dt
     keep.push_back(parameter.value.detach().to(at::kCPU, dtype).contiguous());
     if (const std::string fault = nonfinite_text(keep.back()); !fault.empty())
       throw NonFiniteError(fmt::format("`{}` {}", parameter.name, fault));
-    tensors.push_back(view_tensor(kPrefix + parameter.name, keep.back()));
+    tensors.push_back(view_tensor(name_in_file(spec, parameter.name), keep.back()));
   }
   write_safetensors(out / kAdapterWeightsFile, tensors, {{"format", "pt"}});
   write_text(out / kAdapterConfigFile, adapter.config.dump(2) + "\n");

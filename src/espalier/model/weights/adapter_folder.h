@@ -42,9 +42,10 @@ void check_no_dropout(const SavedAdapter& adapter, const std::filesystem::path& 
 nlohmann::ordered_json adapter_config(const LoraOptions& options, const std::vector<std::string>& targets,
                                       const std::string& base);
 
-/// Writes the two files, with adapter.config unchanged and weights in `dtype`, into the folder `out` (created
-/// if necessary; the caller makes the whole folder atomic). Throws NonFiniteError if values are not finite in
-/// `dtype`.
-void save_adapter(const Adapter& adapter, const std::filesystem::path& out, at::ScalarType dtype);
+/// Writes the two files of an adapter of `spec`, with adapter.config unchanged and weights in `dtype`, into
+/// the folder `out` (created if necessary; the caller makes the whole folder atomic). Throws NonFiniteError
+/// if values are not finite in `dtype`.
+void save_adapter(const ModelSpec& spec, const Adapter& adapter, const std::filesystem::path& out,
+                  at::ScalarType dtype);
 
 }  // namespace espalier

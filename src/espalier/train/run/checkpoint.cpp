@@ -73,7 +73,7 @@ fs::path path_before(const fs::path& folder) {
 void fill_checkpoint(const fs::path& folder, const CheckpointOptions& options, const Decoder& decoder,
                      const Optimizer& optimizer, const RunState& state) {
   if (decoder.has_adapter()) {
-    save_adapter(decoder.adapter(), folder, options.save_dtype);
+    save_adapter(decoder.config(), decoder.adapter(), folder, options.save_dtype);
   } else {
     options.source.save(decoder, folder, options.save_dtype);
   }
