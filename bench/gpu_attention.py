@@ -458,9 +458,9 @@ def load_operators(library):
 def without_library(kinds):
     """The kinds that can be measured, and what is missing for others."""
     sys.path.insert(0, str(REPOSITORY / "python"))
-    from espalier import library_attention
+    from espalier.kernels import attention
 
-    if library_attention.installed():
+    if attention.installed():
         return kinds, {}
     rest = [kind for kind in kinds if not kind.startswith("library")]
     return rest, {"library: expected nvidia-cudnn-frontend 1.32 with nvidia-cutlass-dsl, which is not installed": None} if rest != kinds else {}

@@ -66,16 +66,17 @@ class Side:
 
 def named(form, prev):
     """The operator in a form; the environment is read in forward and in backward."""
-    from espalier import library_recurrences, ops
-    from espalier.kernel_cases import named as in_environment
+    from espalier import ops
+    from espalier.kernels import recurrences
+    from espalier.kernels.cases import named as in_environment
 
     class Form(Side):
         def forward(self):
-            with in_environment(library_recurrences.VARIABLE, form):
+            with in_environment(recurrences.VARIABLE, form):
                 return ops.gated_delta_rule(*self.leaves, prev)[0]
 
         def backward(self):
-            with in_environment(library_recurrences.VARIABLE, form):
+            with in_environment(recurrences.VARIABLE, form):
                 return super().backward()
 
     return lambda rows, grad: Form(None, rows, grad)
@@ -84,7 +85,8 @@ def named(form, prev):
 def sides_of(tree, args, rows, grad):
     import torch
 
-    from espalier import library_recurrences, ops
+    from espalier import ops
+    from espalier.kernels import recurrences
 
     prev = torch.tensor(trees.previous(tree), dtype=torch.int32)
     sides = {"composed": named("composed", prev)(rows, grad)}
@@ -100,7 +102,7 @@ def sides_of(tree, args, rows, grad):
 
         def flat(*rows):
             batch = [row.index_select(0, index).unsqueeze(0) for row in rows]
-            return library_recurrences._fla().chunk_gated_delta_rule(
+            return recurrences._fla().chunk_gated_delta_rule(
                 *batch, use_qk_l2norm_in_kernel=True, cu_seqlens=borders.to(args.device), cu_seqlens_cpu=borders)[0].squeeze(0)  # fmt: skip
 
         sides["flat"] = Side(flat, rows, grad.index_select(0, index))
@@ -110,7 +112,7 @@ def sides_of(tree, args, rows, grad):
 def measure(name, tree, args, timer):
     import torch
 
-    from espalier.waves import Waves
+    from espalier.kernels.waves import Waves
 
     rows, grad = inputs_of(tree.tokens, args)
     sides = sides_of(tree, args, rows, grad)

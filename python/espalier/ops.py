@@ -108,12 +108,12 @@ def _load() -> None:
         except OSError as error:
             raise ImportError(f"espalier.ops: {path} cannot be loaded: {error}") from error
     from . import fake_kernels  # noqa: F401
-    from . import library_attention, library_recurrences
+    from .kernels import attention, recurrences
 
-    if torch.version.cuda and (name := library_attention.installed()):
-        _registered["attention"] = library_attention.register(name)
-    if torch.version.cuda and library_recurrences.installed():
-        _registered["recurrences"] = library_recurrences.register()
+    if torch.version.cuda and (name := attention.installed()):
+        _registered["attention"] = attention.register(name)
+    if torch.version.cuda and recurrences.installed():
+        _registered["recurrences"] = recurrences.register()
 
 
 _registered: dict[str, torch.library.Library] = {}  # what Python implements

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from espalier import library_attention
+from espalier.kernels import attention
 
 
 @dataclass(frozen=True)
@@ -95,12 +95,12 @@ def installed(monkeypatch: pytest.MonkeyPatch, library: StandIn | None = None) -
     for module in (package, flex, execution):
         monkeypatch.setitem(sys.modules, module.__name__, module)
     monkeypatch.setenv("ESPALIER_ATTENTION", "library")
-    library_attention._cudnn.cache_clear()
-    library_attention._masks.clear()
-    registered = library_attention.register("stand-in", "CPU")
+    attention._cudnn.cache_clear()
+    attention._masks.clear()
+    registered = attention.register("stand-in", "CPU")
     try:
         yield stand_in
     finally:
         registered._destroy()
-        library_attention._cudnn.cache_clear()
-        library_attention._masks.clear()
+        attention._cudnn.cache_clear()
+        attention._masks.clear()

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from espalier import library_recurrences, waves
+from espalier.kernels import recurrences, waves
 
 
 class StandIn:
@@ -64,14 +64,14 @@ def installed(monkeypatch: pytest.MonkeyPatch, library=None) -> Iterator[StandIn
         monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
     sys.modules["fla"].ops, sys.modules["fla.ops"].gated_delta_rule = sys.modules["fla.ops"], package
     monkeypatch.setitem(sys.modules, package.__name__, package)
-    monkeypatch.setenv(library_recurrences.VARIABLE, "library")
-    library_recurrences._fla.cache_clear()
+    monkeypatch.setenv(recurrences.VARIABLE, "library")
+    recurrences._fla.cache_clear()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that there is a kernel for the CPU
-        registered = library_recurrences.register("CPU")
+        registered = recurrences.register("CPU")
     try:
         yield stand_in
     finally:
         registered._destroy()
-        library_recurrences._fla.cache_clear()
+        recurrences._fla.cache_clear()
         waves._kept.clear()

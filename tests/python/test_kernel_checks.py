@@ -13,11 +13,13 @@ import torch
 
 import cudnn_stand_in
 import fla_stand_in
-from espalier import (attention_cases, kernel_checks, kernel_verdicts, kernels, libraries, library_attention, library_recurrences, ops,
-                      recurrence_cases)  # fmt: skip
+from espalier import ops
 from espalier.errors import Unsupported
 from espalier.hf import attention
-from espalier.kernel_verdicts import Finding
+from espalier.kernels import __main__ as told
+from espalier.kernels import attention as library_attention
+from espalier.kernels import attention_cases, checks, libraries, recurrence_cases, recurrences, verdicts
+from espalier.kernels.verdicts import Finding
 
 
 class InFloat32(fla_stand_in.StandIn):
@@ -40,6 +42,7 @@ class AttentionInFloat32(cudnn_stand_in.StandIn):
 
 
 SMALL = {"star", "context"}
+FORESTS = "411badf513315fa6"
 
 
 @pytest.fixture
@@ -53,7 +56,7 @@ def small(monkeypatch):
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 def test_recurrences_that_are_right(dtype, monkeypatch, small):
     with fla_stand_in.installed(monkeypatch, InFloat32()) as stand_in:
-        finding = kernel_checks.judged(recurrence_cases.cases(dtype, "cpu"), dtype)
+        finding = checks.judged(recurrence_cases.cases(dtype, "cpu"), dtype)
     assert finding.is_right and finding.checks > 20 and stand_in.calls > 10, finding
 
 
@@ -62,7 +65,7 @@ def test_recurrences_that_are_wrong(change, monkeypatch, small):
     wrong = InFloat32()
     wrong.change = change
     with fla_stand_in.installed(monkeypatch, wrong):
-        finding = kernel_checks.judged(recurrence_cases.cases(torch.bfloat16, "cpu"), torch.bfloat16)
+        finding = checks.judged(recurrence_cases.cases(torch.bfloat16, "cpu"), torch.bfloat16)
     assert not finding.is_right and "times the plain form's" in finding.fault
 
 
@@ -73,30 +76,58 @@ def test_products_in_less_than_float32_are_noticed(monkeypatch, small):
             return super().chunk_gated_delta_rule(q, k, v, *others, **options)
 
     with fla_stand_in.installed(monkeypatch, Tf32()):
-        assert not kernel_checks.judged(recurrence_cases.cases(torch.float32, "cpu"), torch.float32).is_right
+        assert not checks.judged(recurrence_cases.cases(torch.float32, "cpu"), torch.float32).is_right
 
 
 def test_attention_that_is_right_and_wrong(monkeypatch):
     every = attention_cases.forests()
     chosen = ("one token", "star", "several trees", "context of a tree")
     monkeypatch.setattr(attention_cases, "forests", lambda: {name: every[name] for name in chosen})
-    monkeypatch.setitem(attention_cases.HEAD_DIMS, "library", (64,))
     with cudnn_stand_in.installed(monkeypatch, AttentionInFloat32()) as stand_in:
-        assert kernel_checks.judged(attention_cases.cases("library", torch.bfloat16, "cpu"), torch.bfloat16).is_right
+        finding = checks.judged(attention_cases.cases(64, torch.bfloat16, "cpu"), torch.bfloat16)
+        assert finding.is_right and finding.checks == 4 * len(chosen) + 2, finding
         assert stand_in.calls["backward"] == 2 * len(chosen)
         library_attention._masks.clear()
         stand_in.change = lambda bounds: torch.cat([torch.zeros_like(bounds[:1]), bounds[1:]])
-        assert not kernel_checks.judged(attention_cases.cases("library", torch.bfloat16, "cpu"), torch.bfloat16).is_right
+        assert not checks.judged(attention_cases.cases(64, torch.bfloat16, "cpu"), torch.bfloat16).is_right
+
+
+def test_each_size_of_heads_is_judged_by_itself(monkeypatch):
+    """One that is wrong is named, with its dtype and result, and is not outweighed by others."""
+    every = attention_cases.forests()
+    monkeypatch.setattr(attention_cases, "forests", lambda: {"star": every["star"]})
+    monkeypatch.setitem(attention_cases.HEAD_DIMS, "library", (64, 96))
+
+    class Wrong(AttentionInFloat32):
+        def backward(self, query, *others, **options):
+            found = super().backward(query, *others, **options)
+            return found if query.shape[-1] == 64 else (found[0] * 1.02, *found[1:])
+
+    with cudnn_stand_in.installed(monkeypatch, Wrong()):
+        finding = checks.check("library", "cpu")
+    assert finding.checks == 8 and finding.fault.startswith("bfloat16, head dimension 96: gradient of q: expected an error"), finding
+
+
+def test_forests_are_those_of_the_trainer():
+    """Their trees and contexts are those of src/espalier/qualify/awkward_forests.h, whose test has the same digest."""
+    lines = []
+    for name, forest in attention_cases.forests().items():
+        blocks = [number for block in forest.blocks for number in block]
+        lines.append(f"{name}: {' '.join(map(str, [*forest.subtree_end, '|', *forest.segments, '|', *blocks]))}\n")
+    digest = 0xCBF29CE484222325  # FNV-1a, which takes three lines in either language
+    for byte in "".join(lines).encode():
+        digest = (digest ^ byte) * 0x100000001B3 % 2**64
+    assert f"{digest:016x}" == FORESTS
 
 
 def test_the_plain_forms_are_right():
     """In float64 they are what the operators compute."""
     for name, prev in recurrence_cases.forests().items():
         case = recurrence_cases._case(name, prev, 8, 0.1, 0, torch.float64, "cpu")
-        assert all((ours - plain).norm() <= 1e-12 * plain.norm() for ours, plain in zip(case.ours(), case.plain())), name
+        assert all((ours - plain).norm() <= 1e-12 * plain.norm() for ours, plain in zip(case.ours().values(), case.plain().values())), name
     for name, forest in attention_cases.forests().items():
         case = attention_cases._case(name, forest, 8, 0, torch.float64, "cpu")
-        assert all((ours - exact).norm() <= 1e-12 * exact.norm() for ours, exact in zip(case.ours(), case.exact())), name
+        assert all((ours - exact).norm() <= 1e-12 * exact.norm() for ours, exact in zip(case.ours().values(), case.exact().values())), name
 
 
 @pytest.fixture
@@ -112,34 +143,36 @@ def gpu(monkeypatch, tmp_path):
 
     properties = types.SimpleNamespace(name="a GPU", major=9, minor=0)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(kernel_verdicts.subprocess, "run", run)
+    monkeypatch.setattr(verdicts.subprocess, "run", run)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _index: properties)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda _index: properties.name)
-    kernel_verdicts.forget()
+    verdicts.forget()
+    library_attention.is_served.cache_clear()
     yield ends
-    kernel_verdicts.forget()
+    verdicts.forget()
+    library_attention.is_served.cache_clear()
 
 
 def test_verdicts_are_kept(gpu, monkeypatch):
-    finding = kernel_verdicts.verdict_on("recurrences bfloat16", 0)
-    kernel_verdicts.forget()
-    assert kernel_verdicts.verdict_on("recurrences bfloat16", 0) == finding == Finding(5, "", (1.0, 2.0, 3.0, 4.0))
+    finding = verdicts.verdict_on("recurrences bfloat16", 0)
+    verdicts.forget()
+    assert verdicts.verdict_on("recurrences bfloat16", 0) == finding == Finding(5, "", (1.0, 2.0, 3.0, 4.0))
     assert gpu["started"] == 1 and finding.is_right
-    kernel_verdicts.forget()
+    verdicts.forget()
     monkeypatch.setattr(torch, "__version__", "other")
-    kernel_verdicts.verdict_on("recurrences bfloat16", 0)
+    verdicts.verdict_on("recurrences bfloat16", 0)
     assert gpu["started"] == 2
 
 
 def test_what_follows_from_verdicts(gpu):
     query = types.SimpleNamespace(device=types.SimpleNamespace(type="cuda", index=0), dtype=torch.bfloat16)
-    assert library_recurrences._rates(query) == library_recurrences.Rates(1.0, 2.0, 3.0, 4.0)
-    kernel_verdicts.forget()
+    assert recurrences._rates(query) == recurrences.Rates(1.0, 2.0, 3.0, 4.0)
+    verdicts.forget()
     gpu["found"] = [5, "result 1: wrong", None]
-    (file,) = kernel_verdicts.folder().glob("*.json")
+    (file,) = verdicts.folder().glob("*.json")
     file.write_text("{ broken")
     with pytest.warns(UserWarning, match="kernels of `recurrences bfloat16` are not used on a GPU: result 1: wrong"):
-        assert library_recurrences._rates(query) is None
+        assert recurrences._rates(query) is None
 
 
 @pytest.mark.parametrize("library, own, is_right", [
@@ -166,9 +199,10 @@ def installed(gpu, monkeypatch):
     """What is installed, by name, on the GPU of the fixture above."""
     there = {"attention": "cudnn-frontend 1.32.0", "recurrences": "fla 0.6.0"}
     monkeypatch.setattr(library_attention, "installed", lambda: there["attention"])
-    monkeypatch.setattr(library_recurrences, "installed", lambda: there["recurrences"])
+    monkeypatch.setattr(recurrences, "installed", lambda: there["recurrences"])
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _index: (9, 0))
     monkeypatch.setattr(attention, "_is_proven", libraries.is_attention_right)
+    monkeypatch.setattr(attention, "trainer", lambda: None)
     monkeypatch.setattr(torch._C, "_dispatch_has_kernel_for_dispatch_key", lambda *_: True)
     for function in (attention._check_library, attention._tell_what_is_missing):
         function.cache_clear()
@@ -182,8 +216,8 @@ CUDA = torch.device("cuda", 0)
 def test_backends_of_libraries(backend, family, gpu, installed):
     assert attention.resolved(backend, CUDA) == attention.resolved("auto", CUDA) == "espalier"
     attention._check_library.cache_clear()
-    kernel_verdicts.forget()
-    shutil.rmtree(kernel_verdicts.folder())
+    verdicts.forget()
+    shutil.rmtree(verdicts.folder())
     gpu["by_family"] = {family: [5, "wrong", None]}
     with pytest.warns(UserWarning, match="are not used on"), pytest.raises(Unsupported, match=f'backend="{backend}": expected'):
         attention.resolved(backend, CUDA)
@@ -191,6 +225,16 @@ def test_backends_of_libraries(backend, family, gpu, installed):
     installed.update(attention="", recurrences="")
     with pytest.raises(Unsupported, match="received cuda:0 without"):
         attention.resolved(backend, CUDA)
+
+
+def test_a_library_beside_kernels_that_are_wrong(gpu, installed):
+    """What needs the library of attention is refused; other models take FlexAttention."""
+    gpu["by_family"] = {"ampere": [5, "wrong", None]}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        assert attention.resolved("auto", CUDA) == attention.resolved("fla", CUDA) == "flex"
+        with pytest.raises(Unsupported, match='backend="cudnn": expected .* the kernels that stand in for it are wrong'):
+            attention.resolved("cudnn", CUDA)
 
 
 def test_what_is_missing_is_told_once(gpu, installed):
@@ -207,11 +251,11 @@ def test_what_is_missing_is_told_once(gpu, installed):
 
 
 def test_lines_for_people(gpu, installed):
-    gpu["by_family"] = {"ampere": [0, "", None], kernel_verdicts.TIMES: [0, "", None], "recurrences bfloat16": [5, "", [1e-4, 2e-7, 3e-5, 9e-7]],
+    gpu["by_family"] = {"ampere": [0, "", None], verdicts.TIMES: [0, "", None], "recurrences bfloat16": [5, "", [1e-4, 2e-7, 3e-5, 9e-7]],
                         "recurrences float32": [5, "in TF32", None]}  # fmt: skip
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        lines = kernels.lines_of(0)
+        lines = told.lines_of(0)
     assert lines == [
         "cuda:0  a GPU",
         "  attention    cudnn-frontend 1.32.0 (library: passed; ampere: not for this device)",
@@ -219,34 +263,70 @@ def test_lines_for_people(gpu, installed):
         "and 0.9 us a token",
         "  gated delta  float32: composed (FAILED: in TF32)",
     ]
-    gpu["by_family"] = {kernel_verdicts.TIMES: [2, "", [0.004, 0.003]]}
-    shutil.rmtree(kernel_verdicts.folder())
-    kernel_verdicts.forget()
-    assert kernels.lines_of(0)[1] == "  attention    ampere (library: passed; ampere: passed; timed: 4 and 3 ms)"
+    gpu["by_family"] = {verdicts.TIMES: [2, "", [0.004, 0.003]]}
+    shutil.rmtree(verdicts.folder())
+    verdicts.forget()
+    assert told.lines_of(0)[1] == "  attention    ampere (library: passed; ampere: passed; timed: 4 and 3 ms)"
+    gpu["by_family"] |= {"ampere": [9, "wrong", None]}
+    shutil.rmtree(verdicts.folder())
+    verdicts.forget()
+    with pytest.warns(UserWarning, match="`ampere` are not used"):
+        assert told.lines_of(0)[1] == "  attention    FlexAttention (library: passed; ampere: FAILED: wrong; timed: 4 and 3 ms)"
     installed.update(attention="", recurrences="")
-    assert kernels.lines_of(0)[2:] == [
+    assert told.lines_of(0)[2:] == [
         "  gated delta  bfloat16: composed (flash-linear-attention is not installed)",
         "  gated delta  float32: composed (flash-linear-attention is not installed)",
         "  pip install 'espalier-train[cuda]' adds cudnn.flex_attention for attention and flash-linear-attention for gated delta rules",
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize("times, is_faster", [([0.3, 0.2], True), ([0.2, 0.3], False), (None, False)])
-def test_ours_is_taken_where_it_is_faster(times, is_faster, gpu, monkeypatch):
-    gpu["by_family"] = {kernel_verdicts.TIMES: [0 if times is None else 2, "", times]}
+def test_lines_where_the_trainer_checks(gpu, installed, monkeypatch):
+    """Nothing that the trainer checks is checked for the lines."""
+    monkeypatch.setattr(attention, "_is_proven", lambda _index: True)
+    monkeypatch.setattr(attention, "trainer", lambda: object())
+    installed.update(recurrences="")
+    gpu["by_family"] = {verdicts.TIMES: [2, "", [0.002, 0.003]]}
+    assert told.lines_of(0)[1] == "  attention    cudnn-frontend 1.32.0 (checked by the trainer: espalier device; timed: 2 and 3 ms)"
+    assert gpu["started"] == 1
+    installed.update(attention="")
+    assert told.lines_of(0)[1] == "  attention    ampere (checked by the trainer: espalier device)"
+
+
+@pytest.mark.parametrize("times, fault, is_faster", [([0.3, 0.2], "", True), ([0.3, 0.2], "wrong", False), ([0.2, 0.3], "", False),
+                                                     (None, "", False)])  # fmt: skip
+@pytest.mark.filterwarnings("ignore:espalier")
+def test_ours_is_taken_where_it_is_faster(times, fault, is_faster, gpu, monkeypatch):
+    gpu["by_family"] = {verdicts.TIMES: [0 if times is None else 2, "", times], "ampere": [9, fault, None]}
     assert library_attention._is_left_to_ours(CUDA) == is_faster
     assert not library_attention._is_left_to_ours(torch.device("cpu"))
     monkeypatch.setenv("ESPALIER_ATTENTION", "library")
     assert not library_attention._is_left_to_ours(CUDA)
     monkeypatch.delenv("ESPALIER_ATTENTION")
+
+
+OTHERS = {"a window": {"sliding_window": 2, "position": torch.arange(3, dtype=torch.int32)}, "sinks": {"sinks": torch.zeros(1).double()},
+          "a size of heads": {"dim": 96}}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["nothing", *OTHERS])
+def test_what_ours_does_not_serve_stays_with_the_library(name, monkeypatch):
+    """However fast ours is elsewhere. A backward pass, which does not know of sinks, may go elsewhere than its forward pass."""
+    options = OTHERS.get(name, {}).copy()
+    dim = options.pop("dim", 64)
+    q = torch.randn(3, 1, dim, dtype=torch.float64, requires_grad=True)
+    ends, is_declined = torch.tensor([3, 2, 3], dtype=torch.int32), name == "nothing"
+
+    def results():
+        out = ops.tree_attention(q, q, q, ends, **options)
+        return out.detach(), torch.autograd.grad(out.sin().sum(), q)[0]
+
+    expected = results()
     with cudnn_stand_in.installed(monkeypatch) as stand_in:
-        monkeypatch.setattr(library_attention, "_is_left_to_ours", lambda _device: is_faster)
-        q = torch.randn(3, 1, 8, dtype=torch.float64)
-        ends = torch.tensor([3, 3, 3], dtype=torch.int32)
-        ops.tree_attention(q, q, q, ends)
-        assert stand_in.calls["forward"] == (not is_faster)
-        ops.tree_attention(q, q, q, ends, sliding_window=2, position=torch.arange(3, dtype=torch.int32))  # which ours has not
-        assert stand_in.calls["forward"] == 1 + (not is_faster)
+        monkeypatch.setattr(library_attention, "_is_left_to_ours", lambda _device: True)
+        found = results()
+    assert stand_in.calls == {"forward": int(not is_declined), "backward": int(not is_declined and name != "sinks")}
+    for ours, right in zip(found, expected):
+        torch.testing.assert_close(ours, right, rtol=1e-12, atol=1e-12)
 
 
 def test_what_both_take_is_timed(monkeypatch):
@@ -254,38 +334,37 @@ def test_what_both_take_is_timed(monkeypatch):
     with cudnn_stand_in.installed(monkeypatch, AttentionInFloat32()):
         found = attention_cases.measured("cpu", 64)  # where every name but library means the CPU's own
         monkeypatch.setattr(attention_cases, "measured", lambda _device: found)
-        assert kernel_checks.check(kernel_verdicts.TIMES, "cpu") == Finding(2, "", found) and min(found) > 0
+        assert checks.check(verdicts.TIMES, "cpu") == Finding(2, "", found) and min(found) > 0
         monkeypatch.setattr(attention_cases, "measured", lambda _device: None)
-        assert kernel_checks.check(kernel_verdicts.TIMES, "cpu") == Finding()
+        assert checks.check(verdicts.TIMES, "cpu") == Finding()
 
 
 @pytest.mark.parametrize("status, is_kept", [(1, False), (-11, True)])
 def test_checks_that_crash(status, is_kept, gpu):
     gpu["status"] = status
     with pytest.warns(UserWarning, match=f"their check ended with status {status}: last line"):
-        assert not kernel_verdicts.verdict_on("library", 0).is_right
-    assert len(list(kernel_verdicts.folder().glob("*.json"))) == is_kept
+        assert not verdicts.verdict_on("library", 0).is_right
+    assert len(list(verdicts.folder().glob("*.json"))) == is_kept
 
 
 def test_checks_that_hang(gpu, monkeypatch):
     def run(command, timeout, **_options):
         raise subprocess.TimeoutExpired(command, timeout)
 
-    monkeypatch.setattr(kernel_verdicts.subprocess, "run", run)
+    monkeypatch.setattr(verdicts.subprocess, "run", run)
     with pytest.warns(UserWarning, match="did not end within 240 s"):
-        assert not kernel_verdicts.verdict_on("ampere", 0).is_right
+        assert not verdicts.verdict_on("ampere", 0).is_right
 
 
 def test_the_process_of_a_check(tmp_path, monkeypatch):
-    monkeypatch.setattr(kernel_checks, "check", lambda family, device: Finding(3, family + device))
-    kernel_checks.run_child("library", "cuda:0", str(tmp_path / "found"))
+    monkeypatch.setattr(checks, "check", lambda family, device: Finding(3, family + device))
+    checks.run_child("library", "cuda:0", str(tmp_path / "found"))
     assert json.loads((tmp_path / "found").read_text()) == [3, "librarycuda:0", None]
-    finding, is_lasting = kernel_verdicts._checked("nothing", "cpu")  # a real one
+    finding, is_lasting = verdicts._checked("nothing", "cpu")  # a real one
     assert sys.executable and "status 1" in finding.fault and not is_lasting
 
 
 def test_what_the_environment_names(monkeypatch):
-    monkeypatch.setenv(library_recurrences.VARIABLE, "other")
+    monkeypatch.setenv(recurrences.VARIABLE, "other")
     with pytest.raises(ValueError, match="expected library or composed, received other"):
-        library_recurrences._rates(torch.empty(0))
-    assert ops is not None
+        recurrences._rates(torch.empty(0))

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """tree_attention by cudnn.flex_attention, which a stand-in plays on the CPU in float64 (cudnn_stand_in.py)."""
 
+import importlib.metadata
 import warnings
 
 import numpy as np
@@ -13,9 +14,10 @@ from conftest import seed_of
 from cudnn_stand_in import installed
 from engines import engine_of, init_model, transformers_gradients
 from engines import worst_error as worst_of_engine
-from espalier import library_attention, ops
+from espalier import ops
 from espalier.hf import patch
 from espalier.hf.float64 import InFloat64
+from espalier.kernels import attention
 from hf_models import alone, branching_rows, make_model, padded, sums_of, worst_error
 from small_models import random_rows as small_rows
 from test_step import plan_of, step_sums
@@ -129,7 +131,7 @@ SPOILED = {
 def test_wrong_intervals_are_noticed(name, library, monkeypatch):
     arguments = problem(3)
     right = results(arguments)
-    library_attention._masks.clear()
+    attention._masks.clear()
     library.change = SPOILED[name]
     assert not worst(results(arguments), right) <= 1e-3  # one that sees nothing is not a number
 
@@ -181,7 +183,7 @@ def test_forests_of_the_engine_have_few_intervals(library, request, tmp_path):
     folder = init_model(request.getfixturevalue("espalier"), tmp_path / "model", "qwen3")
     rows = [{"input_ids": [max(token - 90, 1) for token in row], "trajectory_id": f"t{number}"}
             for number, row in enumerate(caterpillar(20))]  # fmt: skip
-    assert len(espalier.build([row["input_ids"] for row in rows]).layout().visible_intervals()) > library_attention.MOST_BOUNDS
+    assert len(espalier.build([row["input_ids"] for row in rows]).layout().visible_intervals()) > attention.MOST_BOUNDS
     _, expected = transformers_gradients(folder, lambda model: reference.sft_loss(model, rows))
     engine = engine_of(folder, strategy="tree-packing", token_budget=64)
     engine.forward_backward(rows)
@@ -222,7 +224,7 @@ def caterpillar(depth):
 def test_a_forest_of_many_intervals_is_left_to_others(library):
     layouts = [espalier.build(caterpillar(40), most_leaves_first=first).layout() for first in (False, True)]
     assert [(len(layout.visible_intervals()) + 1) // 2 for layout in layouts] == [40, 2]
-    library_attention._warn_of_many_intervals.cache_clear()
+    attention._warn_of_many_intervals.cache_clear()
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
         for layout in layouts:
@@ -256,25 +258,25 @@ def test_sizes_that_the_library_does_not_know(library):
 def test_devices_that_the_library_does_not_know(capability, name, monkeypatch):
     """There the qualifier finds nothing to check, and other kernels are chosen at once."""
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _device: capability)
-    library_attention._is_served.cache_clear()
-    registered = library_attention.register("a library")
+    attention.is_served.cache_clear()
+    registered = attention.register("a library")
     try:
         assert torch.ops.espalier.tree_attention_library_name(0) == name
         assert torch.ops.espalier.tree_attention_library_name(-1) == ""
     finally:
         registered._destroy()
-        library_attention._is_served.cache_clear()
+        attention.is_served.cache_clear()
 
 
 @pytest.mark.parametrize("found, name", [("1.32.0", "cudnn-frontend 1.32.0"), ("1.40.0", ""), (None, "")])
 def test_which_versions_are_taken(found, name, monkeypatch):
     def version(package):
         if found is None:
-            raise library_attention.importlib.metadata.PackageNotFoundError(package)
+            raise importlib.metadata.PackageNotFoundError(package)
         return found
 
-    monkeypatch.setattr(library_attention.importlib.metadata, "version", version)
-    monkeypatch.setattr(library_attention.importlib.util, "find_spec", lambda module: object())
-    assert library_attention.installed() == name
-    monkeypatch.setattr(library_attention.importlib.util, "find_spec", lambda module: None)
-    assert library_attention.installed() == ""
+    monkeypatch.setattr(importlib.metadata, "version", version)
+    monkeypatch.setattr(attention.importlib.util, "find_spec", lambda module: object())
+    assert attention.installed() == name
+    monkeypatch.setattr(attention.importlib.util, "find_spec", lambda module: None)
+    assert attention.installed() == ""

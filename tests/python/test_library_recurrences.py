@@ -2,6 +2,7 @@
 """gated_delta_rule by flash-linear-attention, in waves of sequences: a stand-in plays it on the CPU in float64
 (fla_stand_in.py), and where it is installed its own kernels run in Triton's interpreter."""
 
+import importlib.metadata
 import importlib.util
 import os
 import subprocess
@@ -15,10 +16,11 @@ import torch
 import espalier
 from conftest import seed_of
 from fla_stand_in import installed
-from espalier import library_recurrences, ops
+from espalier import ops
 from espalier.hf import patch
 from espalier.hf.float64 import InFloat64
-from espalier.waves import CHUNK, Waves
+from espalier.kernels import recurrences
+from espalier.kernels.waves import CHUNK, Waves
 from hf_models import alone, branching_rows, make_model, padded, sums_of, worst_error
 from test_library_attention import random_rows, results_of_leaves, worst
 from test_step import plan_of, step_sums
@@ -158,7 +160,7 @@ def test_kernels_of_the_library():
 
 def test_which_form_is_cheaper():
     """One sequence goes to the library, which runs through it in one call; deep trees of short nodes do not."""
-    rates, none, cpu = library_recurrences.Rates(), torch.empty(0, dtype=torch.int64), torch.device("cpu")
+    rates, none, cpu = recurrences.Rates(wave=1.2e-4, wave_token=2.3e-7, level=1e-4, level_token=8e-7), torch.empty(0, dtype=torch.int64), torch.device("cpu")
     state = 32 * 128 * 128
     sequence = torch.arange(-1, 8191, dtype=torch.int32)
     assert rates.prefers_waves(Waves(sequence, none, cpu), 8192, state)
@@ -172,8 +174,8 @@ def test_which_form_is_cheaper():
 def test_which_versions_are_taken(found, name, monkeypatch):
     def version(package):
         if found is None:
-            raise library_recurrences.importlib.metadata.PackageNotFoundError(package)
+            raise importlib.metadata.PackageNotFoundError(package)
         return found
 
-    monkeypatch.setattr(library_recurrences.importlib.metadata, "version", version)
-    assert library_recurrences.installed() == name
+    monkeypatch.setattr(importlib.metadata, "version", version)
+    assert recurrences.installed() == name

@@ -6,11 +6,14 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <cstdint>
+#include <sstream>
 
 #include "espalier/base/check.h"
 #include "espalier/ops/attention/arguments.h"
 #include "espalier/ops/attention/masked.h"
 #include "espalier/ops/guarded_output.h"
+#include "espalier/qualify/awkward_forests.h"
 #include "espalier/qualify/families.h"
 #include "espalier/qualify/pooled_errors.h"
 #include "tests/base/message_of.h"
@@ -69,6 +72,22 @@ TEST(AwkwardForests, AreForestsInPreorderWithContextThatFits) {
   }
   EXPECT_EQ(forests.front().num_tokens(), 1);
   EXPECT_GE(tokens, 2000);
+}
+
+TEST(AwkwardForests, AreThoseOfPython) {
+  std::ostringstream text;
+  for (const qualify::AwkwardForest& forest : qualify::awkward_forests()) {
+    text << forest.name << ':';
+    for (const int32_t end : forest.subtree_end) text << ' ' << end;
+    text << " |";
+    for (const int64_t size : forest.segment_sizes) text << ' ' << size;
+    text << " |";
+    for (const int64_t number : forest.context_blocks) text << ' ' << number;
+    text << '\n';
+  }
+  uint64_t digest = 0xCBF29CE484222325;  // FNV-1a
+  for (const char c : text.str()) digest = (digest ^ static_cast<unsigned char>(c)) * 0x100000001B3;
+  EXPECT_EQ(digest, 0x411BADF513315FA6U) << "tests/python/test_kernel_checks.py has the same digest";
 }
 
 TEST(AttentionFamily, WhatIsRightPasses) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "espalier/qualify/qualify.h"
+#include "espalier/qualify/child.h"
 
 #include <gtest/gtest.h>
 

@@ -4,6 +4,7 @@
 import functools
 import warnings
 from collections.abc import Callable
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -11,8 +12,9 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
 
-from .. import libraries, ops
+from .. import ops
 from ..errors import Unsupported
+from ..kernels import libraries
 from . import told
 from .asked_attention import Attention
 from .run import TreeRun
@@ -84,7 +86,10 @@ def resolved(backend: str, device: torch.device) -> str:
     elif device.type == "cuda":
         _tell_what_is_missing(_index(device))
     has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key("espalier::tree_attention", device.type.upper())
-    return "espalier" if has_kernel and (device.type != "cuda" or _is_proven(_index(device))) else "flex"
+    is_ours = has_kernel and (device.type != "cuda" or _is_proven(_index(device)))
+    if backend == "cudnn" and not is_ours:
+        raise _unsupported(backend, f"{device}, where the kernels that stand in for it are wrong")
+    return "espalier" if is_ours else "flex"
 
 
 @functools.cache
@@ -93,10 +98,14 @@ def _check_library(backend: str, device: torch.device) -> None:
     index = _index(device)
     if device.type == "cuda" and (libraries.has_attention(index) if backend == "cudnn" else libraries.has_recurrences(index)):
         return
+    raise _unsupported(backend, f"{device} without")
+
+
+def _unsupported(backend: str, received: str) -> Unsupported:
     wanted = {"cudnn": "cudnn-frontend 1.32 on a GPU of compute capability 9.0, 10.0 or 10.3",
               "fla": "flash-linear-attention 0.6 on a GPU"}[backend]  # fmt: skip
-    raise Unsupported(f'backend="{backend}": expected {wanted}, which has passed its checks there, received {device} without; '
-                      f"{libraries.EXTRA}, see `python -m espalier.kernels`, or leave backend out")  # fmt: skip
+    return Unsupported(f'backend="{backend}": expected {wanted}, which has passed its checks there, received {received}; '
+                       f"{libraries.EXTRA}, see `python -m espalier.kernels`, or leave backend out")  # fmt: skip
 
 
 @functools.cache
@@ -113,11 +122,17 @@ def _index(device: torch.device) -> int:
 def _is_proven(device: int) -> bool:
     """Whether our attention on this GPU is proven. Kernels prove themselves first, which takes a minute or so when a build first
     meets a GPU: by the compiled trainer, or without it from Python."""
+    native = trainer()
+    return libraries.is_attention_right(device) if native is None else bool(native.prove_kernels(device))
+
+
+def trainer() -> ModuleType | None:
+    """The compiled trainer, which checks kernels itself; None where it is not there."""
     try:
         from ..native_engine import native
     except ImportError:
-        return libraries.is_attention_right(device)
-    return native.prove_kernels(device)
+        return None
+    return native
 
 
 def as_autocast(*tensors: Tensor) -> tuple[Tensor, ...]:

@@ -4,9 +4,7 @@
 import functools
 import hashlib
 import json
-import os
 import sys
-import tempfile
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -14,6 +12,7 @@ from typing import Any
 import torch
 import transformers
 
+from .. import kept
 from ..native import __version__
 from .config_view import original_of
 
@@ -27,11 +26,6 @@ class Verdict:
 
     fault: str | None = None
     not_small: str | None = None
-
-
-def folder() -> Path:
-    """Where verdicts are kept: $XDG_CACHE_HOME/espalier/proofs or ~/.cache/espalier/proofs."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "espalier" / "proofs"
 
 
 def key_of(cls: Any, config: Any) -> str:
@@ -59,19 +53,17 @@ def _versions() -> str:
 
 def read(key: str) -> Verdict | None:
     """The verdict of an earlier process; None where there is none that can be read."""
+    found = kept.read(_file(key))
     try:
-        found = json.loads((folder() / f"{key}.json").read_text())
         return Verdict(found["fault"], found["not_small"])
-    except (OSError, ValueError, KeyError, TypeError):
+    except (KeyError, TypeError):
         return None
 
 
 def write(key: str, verdict: Verdict) -> None:
     """Keeps the verdict for later processes, where the disk lets it."""
-    try:
-        folder().mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile("w", dir=folder(), suffix=".part", delete=False) as file:
-            json.dump(asdict(verdict), file)
-        os.replace(file.name, folder() / f"{key}.json")
-    except OSError:
-        return
+    kept.write(_file(key), asdict(verdict))
+
+
+def _file(key: str) -> Path:
+    return kept.folder("proofs") / f"{key}.json"

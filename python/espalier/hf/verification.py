@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..error_ratio import MAX_RATIO, error_ratio
 from ..errors import Unsupported
 from ..trees import Layout
 from . import routes
@@ -22,7 +23,6 @@ from .float64 import InFloat64
 from .patching import Patch, apply_patch, forest_of, patch_of, unpatch
 from .rows import Rows
 
-MAX_RATIO = 2.0
 MIN_VALUES = 256  # errors of fewer are a matter of luck, so they are judged together
 VANISHING = 1e-6  # a gradient so small beside all others is rounding alone
 FLIPS = 8  # so many choices of experts more or less are a matter of luck
@@ -59,10 +59,7 @@ class Judgement:
     @property
     def ratio(self) -> float:
         """The error of the patched model over that of the unpatched one, both at least half a roundoff."""
-        if not math.isfinite(self.patched + self.unpatched):
-            return math.inf
-        least = self.roundoff / 2
-        return max(self.patched, least) / max(self.unpatched, least)
+        return error_ratio(self.patched, self.unpatched, self.roundoff)
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,6 @@ everything without this.
 
 import contextlib
 import functools
-import importlib.metadata
 import os
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
@@ -16,7 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from . import kernel_verdicts
+from . import verdicts
 from .waves import Wave, Waves, waves_of
 
 VARIABLE = "ESPALIER_RECURRENCES"  # "library" or "composed": that form, whatever is proven and measured
@@ -30,14 +29,12 @@ class Rates(NamedTuple):
     wave, wave_token    the library's: of a wave by itself, and of a token
     level, level_token  the composed form's: of a level of chunks by itself, and of a token
 
-    The first two are published for an H200: 2.9 ms a level for the 24 layers of Qwen3.5-4B (OpenPipe ART), and 1.92 ms for
-    8,192 tokens (flash-linear-attention). The others are estimates, from launches and from float32 products. All are measured
-    when the library is checked on a GPU (kernel_verdicts.py), and kept with its verdict."""
+    They are measured when the library is checked on a GPU (checks.py), and kept with its verdict."""
 
-    wave: float = 1.2e-4
-    wave_token: float = 2.3e-7
-    level: float = 1.0e-4
-    level_token: float = 8.0e-7
+    wave: float
+    wave_token: float
+    level: float
+    level_token: float
 
     def prefers_waves(self, waves: Waves, num_tokens: int, state_size: int) -> bool:
         """For states of `state_size` numbers, all heads together."""
@@ -117,13 +114,11 @@ def _rates(query: Tensor) -> Rates | None:
     if named := os.environ.get(VARIABLE):
         if named not in ("library", "composed"):
             raise ValueError(f"ESPALIER_RECURRENCES: expected library or composed, received {named}")
-        return Rates(wave=0, wave_token=0) if named == "library" else None
+        return Rates(0, 0, 0, 0) if named == "library" else None
     if query.device.type != "cuda":
         return None
-    found = kernel_verdicts.verdict_on(f"recurrences {str(query.dtype).removeprefix('torch.')}", query.device.index)
-    if not found.is_right:
-        return None
-    return Rates(*found.rates) if found.rates else Rates()
+    found = verdicts.verdict_on(f"recurrences {str(query.dtype).removeprefix('torch.')}", query.device.index)
+    return Rates(*found.rates) if found.is_right and found.rates else None
 
 
 def _step(wave: Wave, rows: Sequence[Tensor], initial: Tensor | None) -> tuple[Tensor, Tensor | None]:
@@ -184,10 +179,7 @@ def _backward(device: str, grad_out: Tensor | None, grad_end_states: Tensor | No
 
 def installed() -> str:
     """"fla VERSION" where a version with the interface used here is installed, else ""."""
-    try:
-        version = importlib.metadata.version("flash-linear-attention")
-    except importlib.metadata.PackageNotFoundError:
-        return ""
+    version = verdicts.version_of("flash-linear-attention")
     return f"fla {version}" if version.split(".")[:2] == ["0", "6"] else ""
 
 

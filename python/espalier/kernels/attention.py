@@ -7,7 +7,6 @@ tree_attention finds. What it does not serve, the next implementation computes.
 """
 
 import functools
-import importlib.metadata
 import importlib.util
 import os
 import warnings
@@ -19,9 +18,10 @@ import torch
 from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from . import kernel_verdicts
+from . import verdicts
 
 CAPABILITIES = ((9, 0), (10, 0), (10, 3))
+OURS = (64, 128, 256)  # sizes of heads that our own kernels serve (kernels/cuda/attention, "ampere")
 MOST_BOUNDS = 33  # 16 intervals, as far as NVIDIA measures its kernels
 _DTYPES = (torch.float16, torch.bfloat16)
 
@@ -40,7 +40,7 @@ class _Mask:
     """The bounds [1, F, T] of a forest on its device, and the library's plans made from them, by the form of q, k and v."""
 
     def __init__(self, seen: Visibility) -> None:
-        from .native import core  # espalier.ops alone does without
+        from ..native import core  # espalier.ops alone does without
 
         blocks = seen.context_blocks
         found = core.visible_intervals(
@@ -87,18 +87,22 @@ def _cudnn() -> Any:
 
 
 @functools.cache
-def _is_served(device: int) -> bool:
+def is_served(device: int) -> bool:
     """Whether the library runs on the CUDA device of this index."""
     return torch.cuda.get_device_capability(device) in CAPABILITIES
 
 
-def _served(query: Tensor, softcap: float, seen: Visibility) -> _Mask | None:
-    """The mask, where the library computes this; None where it does not. A forest of too many intervals is told once."""
+def _served(query: Tensor, softcap: float, seen: Visibility, sinks: Tensor | None = None) -> _Mask | None:
+    """The mask, where the library computes this; None where it does not. A forest of too many intervals is told once.
+
+    Keys and values are of one width here. A backward pass does not know of sinks, which it needs none of: it may go elsewhere
+    than the forward pass, as gradients depend on `out` and `lse` alone."""
     if softcap or not len(query) or query.shape[2] % 8 or (query.shape[2] > 128 and query.shape[2] != 256):
         return None
     if query.device.type != "cpu" and query.dtype not in _DTYPES:
         return None
-    if not seen.sliding_window and _is_left_to_ours(query.device):
+    is_ours = not seen.sliding_window and sinks is None and query.shape[2] in OURS  # whether our kernels compute it as well
+    if is_ours and _is_left_to_ours(query.device):
         return None
     mask = _mask_of(seen)
     if mask.bounds.shape[1] > MOST_BOUNDS:
@@ -111,7 +115,7 @@ def _is_left_to_ours(device: torch.device) -> bool:
     """Whether our own kernels were faster when both were timed on this GPU, and nothing names the library."""
     if device.type != "cuda" or os.environ.get("ESPALIER_ATTENTION"):
         return False
-    return kernel_verdicts.is_ours_faster(device.index)
+    return verdicts.is_ours_faster(device.index)
 
 
 @functools.cache
@@ -142,7 +146,7 @@ def tree_attention(q: Tensor, k: Tensor, v: Tensor, subtree_end: Tensor, softmax
                    position: Tensor | None = None, context_positions: Tensor | None = None,
                    sinks: Tensor | None = None, softcap: float = 0.0) -> list[Tensor]:  # fmt: skip
     """[out [T, H, D], lse [H, T]] of espalier::tree_attention; empty where the library does not serve."""
-    mask = _served(q, softcap, Visibility(subtree_end, context_blocks, sliding_window, position, context_positions))
+    mask = _served(q, softcap, Visibility(subtree_end, context_blocks, sliding_window, position, context_positions), sinks)
     if mask is None:
         return []
     query = q.unsqueeze(0).contiguous()
@@ -183,10 +187,7 @@ def tree_attention_backward(grad_out: Tensor, q: Tensor, k: Tensor, v: Tensor, s
 
 def installed() -> str:
     """"cudnn-frontend VERSION" where a version with the interface used here is installed, else ""."""
-    try:
-        version = importlib.metadata.version("nvidia-cudnn-frontend")
-    except importlib.metadata.PackageNotFoundError:
-        return ""
+    version = verdicts.version_of("nvidia-cudnn-frontend")
     is_known = version.split(".")[:2] == ["1", "32"] and importlib.util.find_spec("cutlass") is not None
     return f"cudnn-frontend {version}" if is_known else ""
 
@@ -199,8 +200,8 @@ def register(name: str, device: str = "CUDA") -> torch.library.Library:
     library.impl("tree_attention_library_backward", tree_attention_backward, device)
 
     def name_on(index: int) -> str:
-        is_served = index == -1 if device == "CPU" else index >= 0 and _is_served(index)
-        return name if is_served else ""
+        is_there = index == -1 if device == "CPU" else index >= 0 and is_served(index)
+        return name if is_there else ""
 
     library.impl("tree_attention_library_name", name_on, "CompositeExplicitAutograd")
     return library

@@ -8,13 +8,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from . import library_recurrences, ops
-from .kernel_cases import Case, named, seconds_of, values_of
-from .library_recurrences import Rates
+from .. import ops
+from . import recurrences
+from .cases import OUT, Case, Results, detached, named, seconds_of
+from .recurrences import Rates
 from .waves import Waves
 
 HEADS, KEY_HEADS = 4, 2
-SIZES = ((64, 0.1), (128, 0.1), (128, 8.0))  # of heads, with decays that leave much or nothing of a state
+SIZES = ((64, 0.1), (128, 0.1), (128, 8.0))  # (size of a head, scale of the logarithms of decays): 8 leaves next to nothing of a state
+INPUTS = ("q", "k", "v", "g", "beta", "states")
 
 
 def forests() -> dict[str, list[int]]:
@@ -56,13 +58,14 @@ def _case(name: str, before: list[int], dim: int, decay: float, seed: int, dtype
     ends = torch.arange(0, tokens, 1 + tokens // 3)
     grads = normal(tokens, HEADS, dim).to(dtype), normal(len(ends), HEADS, dim, dim).to(sums)
 
-    def results(function: Callable[..., Any], place: str, kind: torch.dtype | None) -> list[Tensor]:
+    def results(function: Callable[..., Any], place: str, kind: torch.dtype | None) -> Results:
         given = inputs if states is None else [*inputs, states]
         leaves = [each.to(place, kind or each.dtype).requires_grad_() for each in given]
         *rows, first = leaves if states is not None else [*leaves, None]
         outs = function(*rows, prev, states=first, ends=ends)
-        weights = [grad.to(out) for grad, out in zip(grads, outs)]
-        return values_of([*outs, *torch.autograd.grad(outs, leaves, weights)])
+        gradients = torch.autograd.grad(outs, leaves, [grad.to(out) for grad, out in zip(grads, outs)])
+        named_gradients = {f"gradient of {name}": gradient for name, gradient in zip(INPUTS, gradients)}
+        return detached({OUT: outs[0], "end states": outs[1], **named_gradients})
 
     return Case(name, lambda: results(ops.gated_delta_rule, device, None),
                 lambda: results(plain_form(dtype), "cpu", None), lambda: results(plain_form(torch.float64), "cpu", torch.float64))
@@ -98,15 +101,15 @@ def plain_form(dtype: torch.dtype) -> Callable[..., tuple[Tensor, Tensor]]:
     return computed
 
 
-def measured(device: str) -> tuple[float, ...]:
-    """The Rates of a device, of three forests: a sequence, many short ones, and a comb."""
+def measured(dtype: torch.dtype, device: str) -> tuple[float, ...]:
+    """The Rates of a device in a dtype, of three forests: a sequence, many short ones, and a comb."""
     forest_of = {"sequence": [*range(-1, 4095)], "wide": [t - 1 if t % 64 else -1 for t in range(4096)], "deep": _deep(64, 16)}
     rows, taken = [], []
     for before in forest_of.values():
         prev = torch.tensor(before, dtype=torch.int32)
         waves = Waves(prev, torch.empty(0, dtype=torch.int64), torch.device("cpu"))
         rows.append((len(waves.waves), waves.num_levels, len(prev)))
-        taken.append([_seconds(form, prev, device) for form in ("library", "composed")])
+        taken.append([_seconds(form, prev, dtype, device) for form in ("library", "composed")])
     counts, seconds = np.array(rows, float), np.array(taken)
     found = [np.linalg.lstsq(counts[:, [column, 2]], seconds[:, form], rcond=None)[0].clip(min=0)
              for form, column in ((0, 0), (1, 1))]  # fmt: skip
@@ -122,15 +125,15 @@ def _deep(levels: int, tokens: int) -> list[int]:
     return before
 
 
-def _seconds(form: str, prev: Tensor, device: str) -> float:
-    """Of a forward and a backward pass with 32 heads of 128 in bfloat16."""
+def _seconds(form: str, prev: Tensor, dtype: torch.dtype, device: str) -> float:
+    """Of a forward and a backward pass with 32 heads of 128."""
     heads, dim = 32, 128
-    q, k, v = (torch.randn(len(prev), heads, dim, device=device, dtype=torch.bfloat16, requires_grad=True) for _ in range(3))
+    q, k, v = (torch.randn(len(prev), heads, dim, device=device, dtype=dtype, requires_grad=True) for _ in range(3))
     g, beta = -torch.rand(len(prev), heads, device=device), torch.rand(len(prev), heads, device=device)
 
     def passes() -> None:
         out, _ = ops.gated_delta_rule(q, k, v, g, beta, prev)
         torch.autograd.grad(out, (q, k, v), torch.ones_like(out))
 
-    with named(library_recurrences.VARIABLE, form):
+    with named(recurrences.VARIABLE, form):
         return seconds_of(passes, device)

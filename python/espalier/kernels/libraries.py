@@ -1,36 +1,31 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which libraries of kernels are there on a GPU, and right, and which could be."""
 
-import torch
-
-from . import library_attention, library_recurrences, ops
-from .kernel_verdicts import verdict_on
+from .. import ops
+from . import attention, recurrences
+from .verdicts import verdict_on
 
 EXTRA = "pip install 'espalier-train[cuda]'"
 
 
 def has_attention(index: int) -> bool:
     """Whether cudnn.flex_attention is installed, serves the CUDA device of this index, and is right on it."""
-    return bool(library_attention.installed()) and _is_served(index) and verdict_on("library", index).is_right
+    return bool(attention.installed()) and attention.is_served(index) and verdict_on("library", index).is_right
 
 
 def has_recurrences(index: int) -> bool:
     """Whether flash-linear-attention is installed, and right on the CUDA device of this index in bfloat16."""
-    return bool(library_recurrences.installed()) and verdict_on("recurrences bfloat16", index).is_right
+    return bool(recurrences.installed()) and verdict_on("recurrences bfloat16", index).is_right
 
 
 def missing_on(index: int) -> str:
     """What installing libraries would add on this CUDA device; "" where nothing."""
     lacking = []
-    if _is_served(index) and not library_attention.installed():
+    if attention.is_served(index) and not attention.installed():
         lacking.append("cudnn.flex_attention for attention")
-    if not library_recurrences.installed():
+    if not recurrences.installed():
         lacking.append("flash-linear-attention for gated delta rules")
     return f"{EXTRA} adds {' and '.join(lacking)}" if lacking else ""
-
-
-def _is_served(index: int) -> bool:
-    return torch.cuda.get_device_capability(index) in library_attention.CAPABILITIES
 
 
 def is_attention_right(index: int) -> bool:

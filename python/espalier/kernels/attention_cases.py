@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The forests of src/espalier/qualify/awkward_forests.h, and tree attention on them, its plain form and its exact one."""
+"""The awkward forests of src/espalier/qualify/awkward_forests.h, and tree attention on them, its plain form and its exact one."""
 
 from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
@@ -7,10 +7,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from . import ops
-from .kernel_cases import Case, named, seconds_of, values_of
+from .. import ops
+from .attention import OURS
+from .cases import OUT, Case, Results, detached, named, seconds_of
 
-HEAD_DIMS = {"library": (64, 96, 128, 256), "ampere": (64, 128, 256)}
+HEAD_DIMS = {"library": (64, 96, 128, 256), "ampere": OURS}
 
 Grow = Callable[["Ends"], object]
 
@@ -123,12 +124,11 @@ def _borders() -> list[int]:
     return _grown(lambda ends: [ends.node(63, inner), ends.node(129)])
 
 
-def cases(family: str, dtype: torch.dtype, device: str) -> Iterator[Case]:
-    for dim in HEAD_DIMS[family]:
-        if not _is_served(dim, dtype, device):
-            continue
+def cases(dim: int, dtype: torch.dtype, device: str) -> Iterator[Case]:
+    """Of the attention that ESPALIER_ATTENTION names; none where it does not serve such heads."""
+    if _is_served(dim, dtype, device):
         for number, (name, forest) in enumerate(forests().items()):
-            yield _case(f"{name}, {dim}", forest, dim, number, dtype, device)
+            yield _case(name, forest, dim, number, dtype, device)
 
 
 def measured(device: str, tokens: int = 16384) -> tuple[float, ...] | None:
@@ -186,12 +186,17 @@ def _case(name: str, forest: Forest, dim: int, seed: int, dtype: torch.dtype, de
     grad, ends = normal(tokens, heads), torch.tensor(forest.subtree_end, dtype=torch.int32)
     blocks = torch.tensor(forest.blocks, dtype=torch.int64).view(-1, 5)
 
-    def results(function: Callable[..., Tensor], place: str, kind: torch.dtype) -> list[Tensor]:
+    def results(function: Callable[..., Tensor], place: str, kind: torch.dtype) -> Results:
         leaves = [each.to(place, kind).requires_grad_() for each in inputs]
         count = len(forest.segments)
         out = function(*leaves[:3], ends.to(place), context_k=leaves[3:3 + count], context_v=leaves[3 + count:],
                        context_blocks=blocks)  # fmt: skip
-        return values_of([out, *torch.autograd.grad(out, leaves, grad.to(out))])
+        gradients = torch.autograd.grad(out, leaves, grad.to(out))
+        found = {OUT: out, **{f"gradient of {name}": gradient for name, gradient in zip("qkv", gradients)}}
+        if count:
+            found["gradient of context keys"] = torch.cat(gradients[3:3 + count])
+            found["gradient of context values"] = torch.cat(gradients[3 + count:])
+        return detached(found)
 
     return Case(name, lambda: results(ops.tree_attention, device, dtype), lambda: results(dense, device, dtype),
                 lambda: results(dense, device, torch.float64))  # fmt: skip

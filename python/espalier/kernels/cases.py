@@ -5,19 +5,23 @@ import contextlib
 import os
 import time
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 
 
+OUT = "out"  # the result of the forward pass, whose bits are the same in each run
+Results = dict[str, torch.Tensor]
+
+
 class Case(NamedTuple):
-    """A problem and three functions of it, which give results in order: ours in the dtype, the plain form in it, and the
-    exact one, in float64."""
+    """A problem and three functions of it, which give results by name: ours in the dtype, the plain form in it, and the exact
+    one, in float64."""
 
     name: str
-    ours: Callable[[], list[torch.Tensor]]
-    plain: Callable[[], list[torch.Tensor]]
-    exact: Callable[[], list[torch.Tensor]]
+    ours: Callable[[], Results]
+    plain: Callable[[], Results]
+    exact: Callable[[], Results]
 
 
 @contextlib.contextmanager
@@ -48,5 +52,5 @@ def seconds_of(call: Callable[[], None], device: str) -> float:
     return min(taken[1:])
 
 
-def values_of(results: Any) -> list[torch.Tensor]:
-    return [each.detach() for each in results]
+def detached(results: Results) -> Results:
+    return {name: result.detach() for name, result in results.items()}

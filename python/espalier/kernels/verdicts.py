@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is known about the kernels of a GPU, by family: found by a process of its own with a time limit (kernel_checks.py), and
-kept under the GPU, the driver, the versions of PyTorch and of the libraries, and a digest of the sources.
+"""What is known about the kernels of a GPU, by family: found by a process of its own with a time limit (checks.py), and kept
+under the GPU, the driver, the versions of PyTorch and of the libraries, and a digest of the sources.
 
 Families: "library" and "ampere" (attention, as ESPALIER_ATTENTION names them), which the compiled trainer checks itself where
 it is there; "attention times", which compares only how long both take; "recurrences bfloat16" and "recurrences float32"
-(library_recurrences.py), with what they take of time.
+(recurrences.py), with what they take of time.
 """
 
 import functools
@@ -20,6 +20,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+
+from .. import kept
 
 LIMIT_SECONDS = 240.0  # Triton and CUTLASS compile meanwhile
 TIMES = "attention times"
@@ -39,22 +41,22 @@ class Finding(NamedTuple):
 
 
 def is_ours_faster(index: int) -> bool:
-    """Whether "ampere" has taken less time than "library" on this CUDA device, where it serves both."""
+    """Whether "ampere" is right on this CUDA device and has taken less time than "library", where it serves both."""
     times = verdict_on(TIMES, index).rates
-    return times is not None and times[1] < times[0]
+    return times is not None and times[1] < times[0] and verdict_on("ampere", index).is_right
 
 
 @functools.cache
 def verdict_on(family: str, index: int) -> Finding:
     """What is known about a family on the CUDA device of this index: kept, or found now. Warns once of what is wrong."""
     key = _key(family, index)
-    place = folder() / f"{hashlib.sha256(key.encode()).hexdigest()[:32]}.json"
-    if (kept := _read(place, key)) is not None:
-        finding = kept
+    path = folder() / f"{hashlib.sha256(key.encode()).hexdigest()[:32]}.json"
+    if (earlier := _read(path, key)) is not None:
+        finding = earlier
     else:
         finding, is_lasting = _checked(family, f"cuda:{index}")
         if is_lasting:
-            _write(place, key, finding)
+            kept.write(path, {"key": key, "finding": finding})
     if finding.fault:
         warnings.warn(f"espalier: kernels of `{family}` are not used on {torch.cuda.get_device_name(index)}: {finding.fault}",
                       stacklevel=2)  # fmt: skip
@@ -66,7 +68,7 @@ def _checked(family: str, device: str) -> tuple[Finding, bool]:
     if not sys.executable:
         return Finding(1, "sys.executable names no Python that could check them"), False
     code = ("import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
-            "from espalier.kernel_checks import run_child; run_child(*sys.argv[2:])")  # fmt: skip
+            "from espalier.kernels.checks import run_child; run_child(*sys.argv[2:])")  # fmt: skip
     with tempfile.NamedTemporaryFile(suffix=".json") as file:
         command = [sys.executable, "-c", code, json.dumps([os.fspath(each) for each in sys.path]), family, device, file.name]
         try:
@@ -85,17 +87,26 @@ def _finding_of(values: Any) -> Finding:
 
 
 def folder() -> Path:
-    """Where verdicts are kept: $XDG_CACHE_HOME/espalier/kernels or ~/.cache/espalier/kernels."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "espalier" / "kernels"
+    """Where verdicts are kept."""
+    return kept.folder("kernels")
+
+
+def _read(path: Path, key: str) -> Finding | None:
+    found = kept.read(path)
+    try:
+        return _finding_of(found["finding"]) if found["key"] == key else None
+    except (ValueError, KeyError, TypeError):
+        return None
 
 
 def _key(family: str, index: int) -> str:
     properties = torch.cuda.get_device_properties(index)
     return json.dumps([family, properties.name, properties.major, properties.minor, torch.__version__, _driver(),
-                       *map(_version, LIBRARIES), _sources()])  # fmt: skip
+                       *map(version_of, LIBRARIES), _sources()])  # fmt: skip
 
 
-def _version(package: str) -> str:
+def version_of(package: str) -> str:
+    """The version of a distribution that is installed; "" where it is not."""
     try:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
@@ -111,29 +122,13 @@ def _driver() -> str:
 
 @functools.cache
 def _sources() -> str:
-    """Of the modules that compute, and of the libraries of operators."""
-    files = [*sorted(Path(__file__).parent.glob("*.py")), *map(Path, sorted(torch.ops.loaded_libraries))]
+    """Of what computes and judges: this folder, the operators, their library, and the rule."""
+    from .. import ops
+
+    here = Path(__file__).parent
+    libraries = [file for file in map(Path, torch.ops.loaded_libraries) if ops._section(file, b".espalier")]
+    files = [*sorted(here.glob("*.py")), here.parent / "ops.py", here.parent / "error_ratio.py", *sorted(libraries)]
     return hashlib.sha256(b"\0".join(file.read_bytes() for file in files)).hexdigest()
-
-
-def _read(place: Path, key: str) -> Finding | None:
-    try:
-        found = json.loads(place.read_text())
-        if found["key"] != key:
-            return None
-        return _finding_of(found["finding"])
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
-
-
-def _write(place: Path, key: str, finding: Finding) -> None:
-    try:
-        place.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile("w", dir=place.parent, suffix=".part", delete=False) as file:
-            json.dump({"key": key, "finding": finding}, file)
-        os.replace(file.name, place)
-    except OSError:
-        return
 
 
 def forget() -> None:

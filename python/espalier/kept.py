@@ -1,0 +1,31 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is kept on disk so that later processes need not find it again: JSON in folders of the user's cache."""
+
+import contextlib
+import json
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+
+
+def folder(name: str) -> Path:
+    """$XDG_CACHE_HOME/espalier/NAME or ~/.cache/espalier/NAME."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "espalier" / name
+
+
+def read(path: Path) -> Any:
+    """What a file holds; None where there is none that can be read."""
+    try:
+        return json.loads(path.read_text())
+    except (OSError, ValueError):
+        return None
+
+
+def write(path: Path, values: Any) -> None:
+    """Keeps the values, where the disk lets it. Who reads meanwhile finds the earlier ones."""
+    with contextlib.suppress(OSError):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile("w", dir=path.parent, suffix=".part", delete=False) as file:
+            json.dump(values, file)
+        os.replace(file.name, path)

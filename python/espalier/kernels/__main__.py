@@ -1,0 +1,64 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which kernels Python takes on a GPU and why: `python -m espalier.kernels`.
+
+The program `espalier device` has no libraries that Python has, and says what it takes itself.
+"""
+
+import torch
+
+from ..hf import attention as of_models
+from . import attention, recurrences, verdicts
+from .libraries import has_attention, missing_on
+
+
+def lines_of(index: int) -> list[str]:
+    """What is taken on this CUDA device, and why, in lines for people."""
+    lines = [f"cuda:{index}  {torch.cuda.get_device_name(index)}", f"  attention    {_of_attention(index)}"]
+    lines += [f"  gated delta  {dtype}: {_of_recurrences(dtype, index)}" for dtype in ("bfloat16", "float32")]
+    return [*lines, *([f"  {missing}"] if (missing := missing_on(index)) else [])]
+
+
+def _of_attention(index: int) -> str:
+    taken = of_models.resolved("auto", torch.device("cuda", index))
+    is_there = bool(attention.installed()) and attention.is_served(index)
+    if of_models.trainer():
+        why, is_library = ["checked by the trainer: espalier device"], is_there
+    else:
+        families = ("library", "ampere")
+        why = [f"{family}: {_told(verdicts.verdict_on(family, index))}" for family in families]
+        is_library = has_attention(index)
+    if is_there and (times := verdicts.verdict_on(verdicts.TIMES, index).rates):
+        why.append(f"timed: {times[0] * 1e3:.3g} and {times[1] * 1e3:.3g} ms")
+    is_library = is_library and not verdicts.is_ours_faster(index)
+    first = "FlexAttention" if taken == "flex" else attention.installed() if is_library else "ampere"
+    return f"{first} ({'; '.join(why)})"
+
+
+def _of_recurrences(dtype: str, index: int) -> str:
+    name = recurrences.installed()
+    if not name:
+        return "composed (flash-linear-attention is not installed)"
+    verdict = verdicts.verdict_on(f"recurrences {dtype}", index)
+    if not verdict.is_right or not verdict.rates:
+        return f"composed ({_told(verdict)})"
+    wave, wave_token, level, level_token = (f"{1e6 * rate:.3g} us" for rate in verdict.rates)
+    return (f"{name} where it is cheaper: {wave} a wave and {wave_token} a token, composed {level} a level of chunks and "
+            f"{level_token} a token")  # fmt: skip
+
+
+def _told(verdict: verdicts.Finding) -> str:
+    if verdict.fault:
+        return f"FAILED: {verdict.fault}"
+    return "passed" if verdict.checks else "not for this device"
+
+
+def main() -> None:
+    """Prints the lines of every GPU."""
+    if not torch.cuda.is_available():
+        print("no GPU can be used; `espalier device` says why")
+    for index in range(torch.cuda.device_count()):
+        print("\n".join(lines_of(index)))
+
+
+if __name__ == "__main__":
+    main()
