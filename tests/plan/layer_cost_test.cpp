@@ -138,11 +138,11 @@ TEST(LayerCost, BiasesCountWhereGradientsAreSummed) {
   EXPECT_DOUBLE_EQ(running(500) - running(100), 400.0 * 4);
 }
 
-// Values are as wide as keys in attention, but not in the map of its output.
+// Values are narrower than keys.
 TEST(LayerCost, LatentAttention) {
   const LayerCost cost = layer_cost({kLatent.mixer, NoMlp()}, 10);
   EXPECT_EQ(cost.pair_elements, 2 * 7);
-  EXPECT_EQ(cost.context_per_token, 2 * 2 * 7);
+  EXPECT_EQ(cost.context_per_token, 2 * (7 + 6));
   EXPECT_EQ(cost.weights_after_mixer, 10 * 2 * 6);
   EXPECT_EQ(cost.max_weight_rows, 12);
   EXPECT_EQ(cost.position_tables, 4);

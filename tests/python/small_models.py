@@ -311,6 +311,11 @@ WINDOWS_AND_ROPES = {
 NEMOTRON = {key: value for key, value in COMMON.items()
             if key not in ("hidden_act", "num_hidden_layers", "rms_norm_eps")}  # fmt: skip
 WITHOUT_ACTIVATION = {key: value for key, value in COMMON.items() if key != "hidden_act"}
+GEMMA = dict(head_dim=16, sliding_window=4, query_pre_attn_scalar=7, rope_theta=500.0, tie_word_embeddings=True,
+             pad_token_id=None, **WITHOUT_ACTIVATION | {"num_hidden_layers": 3})  # fmt: skip
+GEMMA_WITH_BIASES = dict(head_dim=8, sliding_window=3, layer_types=["full_attention", "sliding_attention"],
+                         hidden_activation="gelu_pytorch_tanh", attention_bias=True, tie_word_embeddings=False,
+                         pad_token_id=None, **WITHOUT_ACTIVATION)  # fmt: skip
 MORE_FAMILIES = {
     "olmo2": dict(
         model_type="olmo2",
@@ -427,54 +432,20 @@ MORE_FAMILIES = {
     ),
     "gemma3_text": dict(
         model_type="gemma3_text",
-        head_dim=16,
-        sliding_window=4,
         sliding_window_pattern=2,
-        query_pre_attn_scalar=7,
-        rope_theta=500.0,
         rope_local_base_freq=50.0,
         rope_scaling={"rope_type": "linear", "factor": 3.0},
-        tie_word_embeddings=True,
-        pad_token_id=None,
-        **WITHOUT_ACTIVATION | {"num_hidden_layers": 3},
+        **GEMMA,
     ),
     "gemma3_text-biases": dict(
         model_type="gemma3_text",
-        head_dim=8,
-        sliding_window=3,
-        layer_types=["full_attention", "sliding_attention"],
-        hidden_activation="gelu_pytorch_tanh",
         rope_parameters={"full_attention": {"rope_theta": 300.0, "rope_type": "default"},
                          "sliding_attention": {"rope_theta": 70.0, "rope_type": "default"}},
-        attention_bias=True,
-        tie_word_embeddings=False,
-        pad_token_id=None,
-        **WITHOUT_ACTIVATION,
+        **GEMMA_WITH_BIASES,
     ),
-    "gemma2": dict(
-        model_type="gemma2",
-        head_dim=16,
-        sliding_window=4,
-        query_pre_attn_scalar=7,
-        attn_logit_softcapping=0.4,
-        final_logit_softcapping=2.0,
-        rope_theta=500.0,
-        tie_word_embeddings=True,
-        pad_token_id=None,
-        **WITHOUT_ACTIVATION | {"num_hidden_layers": 3},
-    ),
+    "gemma2": dict(model_type="gemma2", attn_logit_softcapping=0.4, final_logit_softcapping=2.0, **GEMMA),
     "gemma2-layers": dict(
-        model_type="gemma2",
-        head_dim=8,
-        sliding_window=3,
-        layer_types=["full_attention", "sliding_attention"],
-        hidden_activation="gelu_pytorch_tanh",
-        attn_logit_softcapping=0.7,
-        final_logit_softcapping=None,
-        attention_bias=True,
-        tie_word_embeddings=False,
-        pad_token_id=None,
-        **WITHOUT_ACTIVATION,
+        model_type="gemma2", attn_logit_softcapping=0.7, final_logit_softcapping=None, **GEMMA_WITH_BIASES
     ),
     "gemma": dict(
         model_type="gemma",

@@ -4,9 +4,10 @@
 Transformers computes RMSNorm in float32 whatever the model's dtype. For float64 comparisons that is replaced by the
 same formula in float64, so that both sides may agree to rounding; likewise routers of experts, the gates of Gated
 DeltaNet, and its rule, token by token; of Mamba-2 gates, scan, hidden states between layers and logits, in
-granitemoehybrid and nemotron_h routers as well; of ernie4_5 rotations. (Its eager attention computes softmax in float32 too, hence sdpa; grouped products of
-experts are not there in float64, hence eager experts. gpt_oss has eager attention alone, for its sinks; that one
-computes softmax in the model's dtype, as do its router and its experts. gemma2 has it for its softcap.)
+granitemoehybrid and nemotron_h routers as well; of ernie4_5 rotations. (Its eager attention computes softmax in
+float32 too, hence sdpa; grouped products of experts are not there in float64, hence eager experts. gpt_oss has
+eager attention alone, for its sinks; that one computes softmax in the model's dtype, as do its router and its
+experts. gemma2 has it for its softcap.)
 """
 
 import json

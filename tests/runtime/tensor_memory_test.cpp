@@ -228,17 +228,22 @@ TEST(TensorMemory, PeakOfATeachersTokensIsBoundedByTheObjective) {
   }
 }
 
-// Entropies are computed with the head in float32, and its gradient beside the sum.
-TEST(TensorMemory, EntropiesUpcastTheHead) {
+// Entropies and softcapped logits are computed with the head in float32, and its gradient beside the sum.
+TEST(TensorMemory, EntropiesAndSoftcapsUpcastTheHead) {
   DecoderConfig config = tiny_config(Family::kLlama, 20'000);
   config.hidden_size = 32;
   const Trajectories tree = as_trajectories(
       synthesize({.depth = 3, .branching = 2, .node_length = 3, .vocab_size = 31, .seed = test_seed(8)}), 4);
   for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16, at::kDouble}) {
-    const Shares shares = run(tree, config, {Strategy::kPartition, 600}, dtype, {.entropy_coef = 0.1});
-    std::printf("entropies in %s: measured / predicted peak %.3f\n", c10::toString(dtype), shares.share);
-    EXPECT_LE(shares.share, 1.05) << dtype;
-    EXPECT_GE(shares.share, 0.7) << dtype;
+    for (const bool entropies : {true, false}) {
+      config.final_logit_softcapping = entropies ? 0 : 2;
+      const ObjectiveOptions objective{.entropy_coef = entropies ? 0.1 : 0};
+      const Shares shares = run(tree, config, {Strategy::kPartition, 600}, dtype, objective);
+      std::printf("%s in %s: measured / predicted peak %.3f\n", entropies ? "entropies" : "softcap",
+                  c10::toString(dtype), shares.share);
+      EXPECT_LE(shares.share, 1.05) << dtype << ", entropies: " << entropies;
+      EXPECT_GE(shares.share, 0.7) << dtype << ", entropies: " << entropies;
+    }
   }
 }
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Representation of paths for recurrences and convolutions.
+// Representation of paths for recurrences and convolutions, and lists of indices on devices.
 #pragma once
 
 #include <ATen/core/Tensor.h>

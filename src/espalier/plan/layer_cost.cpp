@@ -41,8 +41,8 @@ void add_mixer(const AttentionSpec& attention, int64_t hidden, LayerCost* cost) 
   cost->context_per_token = 2 * key;
 }
 
-// Saved: the layer's input and its norm's output; the projections of low rank and their norms; q, k, the
-// padded v and the attention output, before and after it is cut; the factors of norms and the log-sum-exps.
+// Saved: the layer's input and its norm's output; the projections of low rank and their norms; q, k, v and
+// the attention output; the factors of norms and the log-sum-exps.
 void add_mixer(const LatentAttentionSpec& attention, int64_t hidden, LayerCost* cost) {
   const int64_t query = attention.query_size(), value = attention.value_size();
   const int64_t rank = attention.q_lora_rank, latent = attention.kv_lora_rank;
@@ -54,12 +54,12 @@ void add_mixer(const LatentAttentionSpec& attention, int64_t hidden, LayerCost* 
   cost->max_weight_rows = std::max({rank > 0 ? rank : query, latent + rotated, value});
   if (attention.bias) cost->biases += rank + latent + rotated + hidden;
   cost->pair_elements = query;
-  cost->kept_by_mixer = {.elements = 2 * hidden + 2 * rank + 2 * latent + 4 * query + value,
+  cost->kept_by_mixer = {.elements = 2 * hidden + 2 * rank + 2 * latent + 2 * query + 2 * value,
                          .statistics = 3 + attention.num_attention_heads};
-  cost->mixer_output = query;
-  cost->mixer_gradients = 6 * query + 2 * key_and_value;
+  cost->mixer_output = value;
+  cost->mixer_gradients = 4 * query + 2 * value + 2 * key_and_value;
   cost->position_tables = rotated;
-  cost->context_per_token = 2 * query;
+  cost->context_per_token = query + value;
 }
 
 // Tokens per chunk of a linear recurrence (ops/chunk_scan).

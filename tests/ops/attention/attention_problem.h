@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "espalier/ops/attention/arguments.h"
+#include "espalier/ops/attention/masked.h"
 #include "espalier/ops/operator.h"
 #include "tests/ops/attention/random_subtrees.h"
 #include "tests/ops/comparison.h"
@@ -208,6 +209,27 @@ Results attention_results(const Forward& forward, const Backward& backward, cons
   Results results{out, grad_q, grad_k, grad_v};
   results.insert(results.end(), grad_context_k.begin(), grad_context_k.end());
   results.insert(results.end(), grad_context_v.begin(), grad_context_v.end());
+  return results;
+}
+
+inline Results run_reference(const AttentionProblem& problem, const at::TensorOptions& options = at::kDouble) {
+  return attention_results(&reference::tree_attention, problem, options);
+}
+
+/// The implementation made of ATen's operators, in chunks of so many bytes of scores.
+inline Results run_masked(const AttentionProblem& problem, int64_t score_bytes = masked_chunks::kScoreBytes,
+                          const at::TensorOptions& options = at::kDouble) {
+  return attention_results(
+      [&](const auto& arguments) { return masked_chunks::tree_attention(arguments, score_bytes); },
+      [&](const auto& arguments, const at::Tensor& grad_out, const at::Tensor&, const at::Tensor& lse) {
+        return masked_chunks::tree_attention_backward(arguments, grad_out, lse, score_bytes);
+      },
+      problem, options);
+}
+
+/// Without the gradient of sinks, which implementations below the operator do not compute.
+inline Results without_sinks(const AttentionProblem& problem, Results results) {
+  if (problem.has_sinks) results.pop_back();
   return results;
 }
 

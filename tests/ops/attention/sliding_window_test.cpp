@@ -23,9 +23,12 @@ using testing::HeadShape;
 using testing::large_attention_problem;
 using testing::PooledErrors;
 using testing::Results;
+using testing::run_masked;
+using testing::run_reference;
 using testing::same_bits;
 using testing::small_attention_problem;
 using testing::windowed;
+using testing::without_sinks;
 using testing::with_sinks;
 using testing::worst_error;
 
@@ -40,25 +43,6 @@ AttentionProblem small_problem(uint64_t seed) {
 
 Results run(const AttentionProblem& problem, const at::TensorOptions& options = at::kDouble) {
   return attention_results(&tree_attention, problem, options);
-}
-
-Results run_reference(const AttentionProblem& problem, const at::TensorOptions& options = at::kDouble) {
-  return attention_results(&reference::tree_attention, problem, options);
-}
-
-/// Without the gradient of sinks, which implementations below the operator do not compute.
-Results without_sinks(const AttentionProblem& problem, Results results) {
-  if (problem.has_sinks) results.pop_back();
-  return results;
-}
-
-Results run_masked(const AttentionProblem& problem, int64_t score_bytes) {
-  return attention_results(
-      [&](const auto& arguments) { return masked_chunks::tree_attention(arguments, score_bytes); },
-      [&](const auto& arguments, const at::Tensor& grad_out, const at::Tensor&, const at::Tensor& lse) {
-        return masked_chunks::tree_attention_backward(arguments, grad_out, lse, score_bytes);
-      },
-      problem);
 }
 
 /// The forward pass written out: one query, one head, one key after the other.

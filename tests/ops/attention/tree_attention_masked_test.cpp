@@ -20,35 +20,21 @@ using testing::HeadShape;
 using testing::PooledErrors;
 using testing::relative_error;
 using testing::Results;
+using testing::run_masked;
+using testing::run_reference;
 using testing::small_attention_problem;
 using testing::worst_error;
 
 constexpr HeadShape kShapes[] = {{4, 2, 8}, {1, 1, 5}, {6, 2, 16}, {3, 3, 9}, {4, 1, 24}};
-
-Results run(const AttentionProblem& problem, int64_t score_bytes = masked_chunks::kScoreBytes,
-            const at::TensorOptions& options = at::kDouble) {
-  const auto forward = [&](const auto& arguments) {
-    return masked_chunks::tree_attention(arguments, score_bytes);
-  };
-  const auto backward = [&](const auto& arguments, const at::Tensor& grad_out, const at::Tensor&,
-                            const at::Tensor& lse) {
-    return masked_chunks::tree_attention_backward(arguments, grad_out, lse, score_bytes);
-  };
-  return testing::attention_results(forward, backward, problem, options);
-}
-
-Results run_reference(const AttentionProblem& problem, const at::TensorOptions& options = at::kDouble) {
-  return testing::attention_results(&reference::tree_attention, problem, options);
-}
 
 TEST(TreeAttentionMasked, EqualsReferenceInRandomForests) {
   for (uint64_t seed = 0; seed < 420; ++seed) {
     SCOPED_TRACE("seed " + std::to_string(seed));
     const AttentionProblem problem = small_attention_problem(seed, kShapes[seed % std::size(kShapes)]);
     const Results expected = run_reference(problem);
-    ASSERT_LE(worst_error(run(problem), expected), 1e-12);
-    ASSERT_LE(worst_error(run(problem, 1), expected), 1e-12);  // a query at a time
-    ASSERT_LE(worst_error(run(problem, int64_t{1} << (10 + seed % 5)), expected), 1e-12);
+    ASSERT_LE(worst_error(run_masked(problem), expected), 1e-12);
+    ASSERT_LE(worst_error(run_masked(problem, 1), expected), 1e-12);  // a query at a time
+    ASSERT_LE(worst_error(run_masked(problem, int64_t{1} << (10 + seed % 5)), expected), 1e-12);
   }
 }
 
@@ -75,7 +61,7 @@ TEST(TreeAttentionMasked, ErrorInLowPrecisionIsAtMostTwiceThatOfTheReference) {
       if (seed % 3 == 1) drawn.inputs[0] *= 16;  // scores whose lse loses digits
       const AttentionProblem problem = rounded(drawn, dtype);
       const Results exact = run_reference(problem), plain = run_reference(problem, dtype);
-      const Results ours = run(problem, 100000, dtype);
+      const Results ours = run_masked(problem, 100000, dtype);
       for (const at::Tensor& result : ours) EXPECT_EQ(result.scalar_type(), dtype);
       EXPECT_TRUE(PooledErrors(ours, plain, exact).at_most_twice_the_plain());
     }
@@ -84,14 +70,14 @@ TEST(TreeAttentionMasked, ErrorInLowPrecisionIsAtMostTwiceThatOfTheReference) {
 
 TEST(TreeAttentionMasked, UnnamedKeysReachNobody) {
   AttentionProblem problem = small_attention_problem(3);
-  const Results before = run(problem);
+  const Results before = run_masked(problem);
   problem.segment_sizes.push_back(7);  // a segment that no block names
   const size_t segments = problem.segment_sizes.size();
   for (int kind = 0; kind < 2; ++kind) {
     problem.inputs.insert(problem.inputs.begin() + 3 + static_cast<int64_t>((kind + 1) * segments - 1),
                           at::randn({7, 2, 8}, at::kDouble));
   }
-  const Results after = run(problem);
+  const Results after = run_masked(problem);
   ASSERT_EQ(after.size(), before.size() + 2);
   EXPECT_LE(worst_error({after[0], after[1], after[2]}, {before[0], before[1], before[2]}), 1e-14);
   EXPECT_EQ(after[3 + segments].abs().max().item<double>(), 0);
@@ -101,10 +87,10 @@ TEST(TreeAttentionMasked, TakesStridedInputsAndNoTokens) {
   AttentionProblem problem = small_attention_problem(5);
   const Results expected = run_reference(problem);
   for (at::Tensor& input : problem.inputs) input = input.permute({2, 1, 0}).contiguous().permute({2, 1, 0});
-  EXPECT_LE(worst_error(run(problem, 500), expected), 1e-12);
+  EXPECT_LE(worst_error(run_masked(problem, 500), expected), 1e-12);
   AttentionProblem none;
   testing::draw_inputs(1, {}, none);
-  for (const at::Tensor& result : run(none)) EXPECT_EQ(result.size(0), 0);
+  for (const at::Tensor& result : run_masked(none)) EXPECT_EQ(result.size(0), 0);
 }
 
 TEST(AttentionKind, IsTheFastestThatServesTheInputs) {

@@ -4,6 +4,10 @@
 
 #include <gtest/gtest.h>
 
+#include <functional>
+#include <string>
+#include <vector>
+
 #include "tests/ops/elementwise/elementwise_problems.h"
 
 namespace espalier::testing {
@@ -77,6 +81,10 @@ TEST(ElementwiseComposed, AreTheOperatorsOfCuda) {
   const at::Tensor gate = at::randn({5, 7}), up = at::randn({5, 7});
   const c10::DispatchKeySet cuda(c10::DispatchKey::CUDA);
   EXPECT_TRUE(op.redispatch(cuda, gate, up).equal(composed::swiglu(gate, up)));
+  for (const char* name : {"rms_norm", "rms_norm_backward", "rotary", "swiglu_backward"}) {
+    const auto other = c10::Dispatcher::singleton().findSchemaOrThrow((std::string("espalier::") + name).c_str(), "");
+    EXPECT_TRUE(other.hasKernelForDispatchKey(c10::DispatchKey::CUDA)) << name;
+  }
 }
 
 // Elements apart, rows apart, transposed; results are contiguous all the same.
@@ -97,7 +105,11 @@ TEST(ElementwiseComposed, TakeTensorsOfAnyStrides) {
     expect_same(sum, plain_sum);
     const auto [x, w] =
         composed::rms_norm_backward(given(0), given(1), given(2), weight, inverse, {true, true});
+    const auto [plain_x, plain_w] =
+        composed::rms_norm_backward(plain(0), plain(1), plain(2), weight, inverse, {true, true});
     EXPECT_TRUE(x.is_contiguous() && w.is_contiguous());
+    EXPECT_LE(relative_error(x, plain_x), 1e-2);  // products of matrices add up in another order
+    EXPECT_LE(relative_error(w, plain_w), 1e-6);
     expect_same(composed::swiglu(given(0), given(1)), composed::swiglu(plain(0), plain(1)));
     const auto [gate, up] = composed::swiglu_backward(given(0), given(1), given(2));
     const auto [plain_gate, plain_up] = composed::swiglu_backward(plain(0), plain(1), plain(2));

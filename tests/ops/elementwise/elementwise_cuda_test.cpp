@@ -12,7 +12,7 @@ struct Shape {
   int64_t rows, width;
 };
 
-// Heads and hidden rows, around the borders of vectors and of what a team of threads holds.
+// Heads and hidden rows, of odd sizes and large ones.
 constexpr Shape kShapes[] = {{65, 63},   {1023, 64},  {70, 65},   {20'000, 128}, {3001, 256}, {130, 576},
                              {33, 1023}, {257, 4096}, {41, 8192}, {9, 16'384},   {5, 16'391}, {1023, 34}};
 
@@ -66,8 +66,7 @@ TEST(ElementwiseCuda, HaveTheSameBitsFromRunToRun) {
   }
 }
 
-// Every number by itself: an error of one range would drown in a norm over all. The exponential and the
-// reciprocal are right to 2^-23 each, three roundings to 2^-24.
+// Every number by itself: an error of one range would drown in a norm over all.
 TEST(ElementwiseCuda, SwigluInFloat32IsAccurateForGatesOfAllSizes) {
   SKIP_WITHOUT_CUDA();
   const at::Tensor gate = at::linspace(-86, 100, 200'001, at::kFloat), up = at::ones_like(gate);
@@ -89,7 +88,7 @@ TEST(ElementwiseCuda, SwigluOfExtremesIsThatOfTheReference) {
   }
 }
 
-// Elements apart, rows apart, and beginnings that are no multiple of 16 bytes.
+// Elements apart and rows apart.
 TEST(ElementwiseCuda, TakeTensorsOfAnyStrides) {
   SKIP_WITHOUT_CUDA();
   const auto cuda = at::TensorOptions(at::kCUDA).dtype(at::kBFloat16);

@@ -31,7 +31,6 @@ std::optional<detail::TreeAttentionResults> tree_attention(const detail::TreeAtt
   if (results.empty()) return std::nullopt;
   TORCH_CHECK(results.size() == 2, "tree_attention_library: expected out and lse, or nothing, received ",
               results.size(), " tensors");
-  if (detail::has_one_width(arguments)) return detail::TreeAttentionResults(results[0], results[1]);
   return detail::narrowed(arguments, {results[0], results[1]});
 }
 
@@ -44,9 +43,9 @@ std::optional<detail::TreeAttentionGradients> tree_attention_backward(
   TORCH_CHECK(gradients.size() == 3 + 2 * segments, "tree_attention_library_backward: expected ",
               3 + 2 * segments, " gradients, or nothing, received ", gradients.size());
   const auto context = gradients.begin() + 3, values = context + static_cast<std::ptrdiff_t>(segments);
-  detail::TreeAttentionGradients found(gradients[0], gradients[1], gradients[2],
-                                       TensorVector(context, values), TensorVector(values, gradients.end()));
-  return detail::has_one_width(backward.given) ? found : detail::narrowed(backward.given, found);
+  return detail::narrowed(backward.given,
+                          {gradients[0], gradients[1], gradients[2], TensorVector(context, values),
+                           TensorVector(values, gradients.end())});
 }
 
 }  // namespace espalier::library

@@ -20,7 +20,10 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> rms_norm(const at::Tensor& x, con
                                                         const at::Tensor& weight, double eps) {
   detail::check_rms_norm(x, addend, weight);
   at::Tensor sum, y = contiguous_like(x);
-  if (addend.defined()) at::add_out(sum = contiguous_like(x), x, addend);
+  if (addend.defined()) {
+    sum = contiguous_like(x);
+    at::add_out(sum, x, addend);
+  }
   const at::Tensor& normed = sum.defined() ? sum : x;
   const at::Tensor inverse_rms =
       at::linalg_vector_norm(normed, 2, {-1}, /*keepdim=*/false, detail::accumulator_dtype(x.scalar_type()))

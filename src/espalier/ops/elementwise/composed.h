@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The operators of elementwise.h as compositions of ATen's, on any device: what runs on GPUs. Same arguments,
-// checks and results; no gradients. swiglu also rounds silu(gate) to the dtype, as Transformers does.
+// checks and results; no gradients. swiglu also rounds silu(gate) to the dtype, as Transformers does, and its
+// backward pass silu(gate) and grad * up.
 #pragma once
 
 #include <array>

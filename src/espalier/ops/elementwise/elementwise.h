@@ -20,8 +20,8 @@ namespace espalier {
 at::Tensor rotary(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin, bool back = false);
 
 /// silu(gate) * up, differentiable; silu(x) = x / (1 + exp(-x)) (Shazeer, "GLU variants improve transformer",
-/// 2020). Both have the same shape; backward saves only them. Rounded once.
-/// Registered as torch.ops.espalier.swiglu(gate, up).
+/// 2020). Both have the same shape; backward saves only them. Rounded once on
+/// the CPU, on GPUs as composed.h says. Registered as torch.ops.espalier.swiglu(gate, up).
 at::Tensor swiglu(const at::Tensor& gate, const at::Tensor& up);
 
 /// Root mean square norm over the last dimension (Zhang and Sennrich, "Root Mean Square Layer Normalization",

@@ -76,8 +76,10 @@ struct FloatPair {
 
 #ifdef __CUDACC__
 #include "espalier/ops/kernels/cuda/simt_device.h"
-#else
+#elif defined(ESPALIER_SIMT_HEADER)
 #include ESPALIER_SIMT_HEADER
+#else
+#error "kernels are compiled by nvcc, or in the emulator of the tests"
 #endif
 
 namespace espalier::simt {

@@ -109,7 +109,7 @@ TEST(Schedule, TilesOfAKeyBlockTakeTurnsInTheOrderOfQueryBlocks) {
     const auto query_blocks = testing::query_blocks_of_keys(schedule);
     for (int32_t q = 0; q < schedule.num_query_blocks(); ++q) {
       for (const Tile& tile : schedule.tiles.row(q)) {
-        ASSERT_EQ(query_blocks[tile.key_block][tile.turn], q);
+        ASSERT_EQ(query_blocks[tile.key_block].at(tile.turn), q);
       }
     }
   }

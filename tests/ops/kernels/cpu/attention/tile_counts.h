@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <vector>
 
 #include "espalier/ops/kernels/cpu/attention/schedule.h"
 

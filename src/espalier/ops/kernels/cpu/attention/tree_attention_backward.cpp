@@ -4,8 +4,8 @@
 // dK = scale dS^T Q, dS times the derivative of the softcap (docs/math.md): five products per tile, P and dS
 // kept transposed as in the forward pass.
 //   A thread processes one tile (one block of queries, all heads of a group) at a time and owns its dQ. Its
-//   contributions to dK and dV of a key block are added after those of the preceding tiles in the key block's
-//   list, so the order of summation is fixed. Tiles are assigned in list order, so a thread only waits for
+//   contributions to dK and dV of a key block are added after those of the tiles before it (Tile::turn), so
+//   the order of summation is fixed. Query blocks are assigned in query_order, so a thread only waits for
 //   tiles that are being processed: no deadlock. Accumulator: float (double for double).
 #include <algorithm>
 #include <numbers>
