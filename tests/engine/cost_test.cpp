@@ -15,6 +15,18 @@ void expect_work(const Work& work, int64_t tokens, int64_t pairs, int64_t logit_
   EXPECT_EQ(work.logit_rows, logit_rows);
 }
 
+Work plan_work(const Step& step) {
+  return work_of(step_loads(step));
+}
+
+Work flat_work(const Step& step) {
+  return espalier::flat_work(step.forest, loss_positions(step));
+}
+
+Work append_only_work(const Step& step) {
+  return espalier::append_only_work(step.forest, loss_positions(step));
+}
+
 Step step_of(const Trajectories& trajectories, const PlanOptions& plan = {}) {
   return make_step(trajectories, all_rows(trajectories), {.plan = plan});
 }
@@ -65,7 +77,7 @@ TEST(Cost, SpeedupBoundIsTheRatioOfFlops) {
   // and 8.
   const double flat = 18.0 * 16 + 14 * 41 + 32 * 12, tree = 18.0 * 6 + 14 * 19 + 32 * 4;
   const auto bound = [&](const Step& step) {
-    const LossFlops flops = loss_flops(model, step.forest, step.plan, loss_positions(step));
+    const LossFlops flops = loss_flops(model, step);
     return flops.sequence_packing / flops.plan;
   };
   EXPECT_DOUBLE_EQ(bound(step_of(trajectories)), flat / tree);

@@ -7,13 +7,13 @@
 #include <fstream>
 #include <vector>
 
-#include <fmt/format.h>
-
+#include "espalier/base/check.h"
 #include "espalier/base/file.h"
-#include "espalier/ops/gemm/matrix_product.h"
+#include "espalier/plan/time_model.h"
+#include "tests/base/message_of.h"
 #include "tests/base/scratch_folder.h"
 #include "tests/environment_variable.h"
-#include "tests/ops/gemm/forced_products.h"
+#include "tests/plan/small_decoder.h"
 
 namespace espalier::testing {
 namespace {
@@ -100,50 +100,28 @@ TEST_F(ProductDecisionTest, IsWhatTheEnvironmentNames) {
   EXPECT_EQ(decision.reason, "the environment");
 }
 
-TEST(GemmRates, AreThoseOfEveryMapPartAndWay) {
-  const std::vector<LinearShape> shapes{{"one", 24, 40, 56}, {"two", 8, 16, 8}};
-  const std::vector<ProductWay> ways = product_ways();
-  ASSERT_GE(ways.size(), 3u);  // float32; bfloat16 upcast and LibTorch's own
-  for (size_t i = 0; i < ways.size(); ++i) {
-    for (size_t j = 0; j < i; ++j) EXPECT_NE(ways[i].name(), ways[j].name());
-  }
-  const KernelScope forced(with_products({Float32Products::kLibrary, Bfloat16Products::kNative}));
-  const std::vector<GemmRates> all = measure_gemm_rates(shapes, ways, 2);
-  EXPECT_EQ(to_string(product_choice()), "float32=library,bfloat16=native");
-  ASSERT_EQ(all.size(), 6u);
-  for (const GemmRates& rates : all) {
-    ASSERT_EQ(rates.seconds.size(), ways.size());
-    for (size_t way = 0; way < ways.size(); ++way) {
-      EXPECT_EQ(rates.seconds[way].size(), 2u);
-      EXPECT_GT(rates.flops_per_second(way), 0);
-      EXPECT_EQ(rates.ratio(way, way), 1);
-    }
-  }
+TEST(KeptProducts, ReadBackBesideTheRates) {
+  const ScratchFolder folder;
+  const auto file = folder / kCostModelFile;
+  const TimeModel rates = assumed_time_model(kSmallDecoder);
+  nlohmann::ordered_json json = cost_model_json(rates);
+  write_text(file, json.dump(2));
+  EXPECT_EQ(read_products(file), std::nullopt);
+  const ProductChoice choice{Float32Products::kPanels, Bfloat16Products::kNative};
+  add_products(choice, &json);
+  write_text(file, json.dump(2));
+  EXPECT_EQ(read_products(file), choice);
+  EXPECT_EQ(read_cost_model(file, kSmallDecoder).seconds, rates.seconds);
 }
 
-TEST(GemmRates, AreMediansOfTheRounds) {
-  GemmRates rates;
-  rates.shape = {std::string("map"), 10, 20, 30};
-  rates.part = LinearPart::kForward;
-  rates.seconds = {{3, 1, 2}, {6, 1, 1}};
-  EXPECT_EQ(rates.flops_per_second(0), 2.0 * 10 * 20 * 30 / 2);
-  EXPECT_EQ(rates.flops_per_second(1), 2.0 * 10 * 20 * 30 / 1);
-  EXPECT_EQ(rates.ratio(0, 1), 1);  // of 1/2, 1 and 2
-}
-
-TEST(GemmRates, ShapesAreThoseOfTheModel) {
-  const ModelSpec spec{
-      .hidden_size = 576,
-      .vocab_size = 49'152,
-      .layers = {{AttentionSpec{.num_attention_heads = 9, .num_key_value_heads = 3, .head_dim = 64},
-                  DenseMlpSpec{.intermediate_size = 1536}}}};
-  std::vector<std::string> lines;
-  for (const LinearShape& shape : linear_shapes(spec, 100)) {
-    lines.push_back(fmt::format("{} {} {} {}", shape.name, shape.rows, shape.in, shape.out));
+TEST(KeptProducts, WhatIsNoneIsRefusedByName) {
+  const ScratchFolder folder;
+  const auto file = folder / kCostModelFile;
+  for (const char* bad : {R"({"matrix_products": 3})", R"({"matrix_products": "float32=fast"})", "{"}) {
+    write_text(file, bad);
+    const std::string error = message_of<InputError>([&] { read_products(file); });
+    EXPECT_TRUE(error.starts_with(file.string())) << error;
   }
-  EXPECT_EQ(lines,
-            (std::vector<std::string>{"queries 100 576 576", "keys, values 100 576 192",
-                                      "gate, up 100 576 1536", "down 100 1536 576", "head 100 576 16384"}));
 }
 
 }  // namespace

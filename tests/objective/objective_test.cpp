@@ -12,6 +12,7 @@
 #include "tests/base/message_of.h"
 #include "tests/engine/tiny_models.h"
 #include "tests/objective/evaluate.h"
+#include "tests/objective/random_objective.h"
 
 namespace espalier::testing {
 namespace {
@@ -215,8 +216,8 @@ TEST(ObjectiveValueTest, GrpoWithoutBehaviourLogprobsHasRatioOne) {
 }
 
 TEST(ObjectiveFlags, Parse) {
-  EXPECT_EQ(parse_objective("sft"), ObjectiveKind::kSft);
-  EXPECT_EQ(parse_objective("grpo"), ObjectiveKind::kGrpo);
+  EXPECT_EQ(objective_named("sft").kind, ObjectiveKind::kSft);
+  EXPECT_EQ(objective_named("grpo").kind, ObjectiveKind::kGrpo);
   ObjectiveOptions options;
   parse_normalize("sequence", &options);
   EXPECT_EQ(options.normalize, Normalize::kSequence);
@@ -254,7 +255,7 @@ TEST(ObjectiveFlags, FollowFromTheObjective) {
 }
 
 TEST(ObjectiveFlags, RefuseOtherWords) {
-  EXPECT_NE(message_of<InputError>([] { parse_objective("sgd"); }).find("received `sgd`"), std::string::npos);
+  EXPECT_NE(message_of<InputError>([] { objective_named("sgd"); }).find("received `sgd`"), std::string::npos);
   ObjectiveOptions options;
   OptionList list;
   add_objective_options(&options, &list);

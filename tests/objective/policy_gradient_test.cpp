@@ -218,7 +218,7 @@ TEST(ObjectiveOptionsTest, ThatHaveNoEffectAreRefused) {
 
 TEST(ObjectiveOptionsTest, DefaultsAreValid) {
   for (const std::string& name : objective_names()) {
-    const ObjectiveOptions options = default_options(parse_objective(name));
+    const ObjectiveOptions options = objective_named(name);
     EXPECT_NO_THROW(check_objective_options(options)) << name;
     EXPECT_EQ(make_objective(options)->name(), name);
   }

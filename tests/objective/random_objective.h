@@ -10,6 +10,9 @@
 
 namespace espalier::testing {
 
+/// What --objective NAME sets.
+ObjectiveOptions objective_named(const std::string& name);
+
 /// Any objective with options that fit it, but for divergences in the reward, which most random rows do not
 /// allow.
 ObjectiveOptions random_objective(Rng& rng);

@@ -7,6 +7,7 @@
 #include <algorithm>
 
 #include "espalier/base/check.h"
+#include "espalier/plan/local_search.h"
 #include "espalier/plan/multi_path.h"
 #include "tests/plan/tree_shapes.h"
 #include "tests/test_seed.h"

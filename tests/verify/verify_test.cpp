@@ -210,7 +210,7 @@ TEST(VerifyObjectives, PassInFloat64WithEveryNormaliserUnderEveryStrategy) {
   Rng rng(test_seed(41));
   const Trajectories drawn = rows_to_verify(/*for_grpo=*/true);
   for (const std::string& name : objective_names()) {
-    const ObjectiveKind kind = parse_objective(name);
+    const ObjectiveKind kind = objective_named(name).kind;
     for (int64_t trial = 0; trial < 5; ++trial) {
       VerifyOptions run;
       run.model = folder / "model";

@@ -78,6 +78,8 @@ void sweep_once(const fs::path& folder) {
   if (!error && swept.insert(absolute).second) sweep_temporaries(absolute);
 }
 
+constexpr size_t kMaxWaitingBytes = size_t{16} << 20;
+
 }  // namespace
 
 std::string system_message(int error) {
@@ -207,8 +209,6 @@ bool still_names(const std::filesystem::path& path, int descriptor) {
   return ::fstat(descriptor, &open) != 0 || (named.st_dev == open.st_dev && named.st_ino == open.st_ino);
 }
 
-namespace fs = std::filesystem;
-
 PartialFolder::PartialFolder(const fs::path& final_path)
     : final_path_(fs::absolute(final_path).lexically_normal()) {
   if (final_path_.filename().empty()) final_path_ = final_path_.parent_path();  // "DIR/"
@@ -236,12 +236,6 @@ void PartialFolder::commit() {
   path_.clear();
   sync_folder(final_path_.parent_path());
 }
-
-namespace {
-
-constexpr size_t kMaxWaitingBytes = size_t{16} << 20;
-
-}  // namespace
 
 LogFile::~LogFile() {
   if (descriptor_ >= 0) ::close(descriptor_);

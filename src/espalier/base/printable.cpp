@@ -72,6 +72,12 @@ std::string made_printable(std::string_view text, bool keep_line_feeds) {
   return result;
 }
 
+/// A code point below 2048.
+std::string utf8(int code_point) {
+  if (code_point < 0x80) return {static_cast<char>(code_point)};
+  return {static_cast<char>(0xC0 | code_point >> 6), static_cast<char>(0x80 | (code_point & 0x3F))};
+}
+
 }  // namespace
 
 std::string printable(std::string_view text) {
@@ -94,16 +100,6 @@ std::string shortened(std::string_view text, size_t max_bytes) {
   }
   return printable(text.substr(0, end)) + "...";
 }
-
-namespace {
-
-/// A code point below 2048.
-std::string utf8(int code_point) {
-  if (code_point < 0x80) return {static_cast<char>(code_point)};
-  return {static_cast<char>(0xC0 | code_point >> 6), static_cast<char>(0x80 | (code_point & 0x3F))};
-}
-
-}  // namespace
 
 size_t character_size(std::string_view bytes, size_t begin) {
   const auto byte = [&](size_t i) { return static_cast<unsigned char>(bytes[begin + i]); };

@@ -8,7 +8,7 @@
 #include "espalier/base/printable.h"
 #include "espalier/cli/program.h"
 #include "espalier/cli/signals.h"
-#include "espalier/runtime/out_of_memory.h"
+#include "espalier/runtime/progress.h"
 
 int main(int argc, char** argv) {
   using namespace espalier;

@@ -24,6 +24,7 @@
 #include "espalier/ops/kernels/cpu/instruction_set.h"
 
 namespace espalier::cli {
+
 /// The commit that the program was built from: 12 hexadecimal digits, followed by "-dirty" if tracked files
 /// differed from it; "unknown" outside of git. Every build updates its source (cmake/WriteCommit.cmake).
 extern const char* const kCommit;

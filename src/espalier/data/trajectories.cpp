@@ -23,47 +23,6 @@ uint64_t mix(uint64_t x) {
   return x ^ (x >> 31);
 }
 
-}  // namespace
-
-std::string Trajectories::name(int64_t r) const {
-  if (!trajectory_id.empty() && !trajectory_id[r].empty()) return trajectory_id[r];
-  if (sources.empty()) return std::to_string(r);
-  const auto next =
-      std::upper_bound(sources.begin(), sources.end(), r,
-                       [](int64_t row, const RowSource& source) { return row < source.first_row; });
-  const RowSource& source = *(next - 1);
-  return fmt::format("{} row {}", source.name, r - source.first_row);
-}
-
-std::vector<int64_t> turn_starts(const Trajectories& trajectories, int64_t r) {
-  const int64_t begin = trajectories.offsets[r];
-  std::vector<int64_t> starts;
-  bool inside = false;
-  for (int64_t position = 1; position < trajectories.row_size(r); ++position) {
-    const bool carries_loss = trajectories.loss_weights[begin + position] > 0;
-    if (carries_loss && !inside) starts.push_back(position);
-    inside = carries_loss;
-  }
-  return starts;
-}
-
-std::vector<uint64_t> route_keys(const Trajectories& trajectories) {
-  const int64_t width = trajectories.routes_per_token;
-  if (width == 0) return {};
-  const std::span<const int32_t> routes = trajectories.routed_experts.span();
-  std::vector<uint64_t> keys(static_cast<size_t>(trajectories.num_tokens()));
-  for (size_t token = 0; token < keys.size(); ++token) {
-    uint64_t key = 0;
-    for (const int32_t expert : routes.subspan(token * width, width)) {
-      key = mix(key + 0x9E3779B97F4A7C15 + static_cast<uint32_t>(expert));
-    }
-    keys[token] = key;
-  }
-  return keys;
-}
-
-namespace {
-
 template <typename T>
 Column<T> slice(const Column<T>& column, int64_t begin, int64_t end) {
   if (column.empty()) return {};
@@ -92,38 +51,6 @@ Column<int64_t> slice_offsets(const Column<int64_t>& offsets, int64_t begin, int
   for (int64_t row = begin; row <= end; ++row) result.push_back(offsets[row] - offsets[begin]);
   return result;
 }
-
-}  // namespace
-
-Trajectories slice_rows(const Trajectories& t, int64_t begin, int64_t end) {
-  const int64_t first = t.offsets[begin], last = t.offsets[end];
-  Trajectories result;
-  result.offsets = slice_offsets(t.offsets, begin, end);
-  result.input_ids = slice(t.input_ids, first, last);
-  result.loss_weights = slice(t.loss_weights, first, last);
-  result.logprobs = slice(t.logprobs, first, last, begin, end);
-  result.ref_logprobs = slice(t.ref_logprobs, first, last, begin, end);
-  result.advantages = slice(t.advantages, first, last, begin, end);
-  result.reward = slice(t.reward, begin, end, begin, end);
-  result.chosen = slice(t.chosen, begin, end, begin, end);
-  result.trajectory_id = slice(t.trajectory_id, begin, end);
-  result.group_id = slice(t.group_id, begin, end);
-  result.pair_id = slice(t.pair_id, begin, end);
-  if (!t.turn_reward_offsets.empty()) {
-    result.turn_rewards = slice(t.turn_rewards, t.turn_reward_offsets[begin], t.turn_reward_offsets[end]);
-    result.turn_reward_offsets = slice_offsets(t.turn_reward_offsets, begin, end);
-  }
-  result.ref_topk = t.ref_topk;
-  result.ref_topk_ids = slice(t.ref_topk_ids, first * t.ref_topk, last * t.ref_topk);
-  result.ref_topk_logprobs = slice(t.ref_topk_logprobs, first * t.ref_topk, last * t.ref_topk);
-  result.routes_per_token = t.routes_per_token;
-  result.routed_experts = slice(t.routed_experts, first * t.routes_per_token, last * t.routes_per_token);
-  for (const RowSource& source : t.sources) result.sources.push_back({source.name, source.first_row - begin});
-  result.release = t.release;
-  return result;
-}
-
-namespace {
 
 // Values are hashed as doubles, so that a byte mask equals weights of 0 and 1.
 void add_reals(const RealColumn& column, Hasher* hasher) {
@@ -171,6 +98,71 @@ void add_strings(const char* name, const std::vector<std::string>& column,
 }
 
 }  // namespace
+
+std::string Trajectories::name(int64_t r) const {
+  if (!trajectory_id.empty() && !trajectory_id[r].empty()) return trajectory_id[r];
+  if (sources.empty()) return std::to_string(r);
+  const auto next =
+      std::upper_bound(sources.begin(), sources.end(), r,
+                       [](int64_t row, const RowSource& source) { return row < source.first_row; });
+  const RowSource& source = *(next - 1);
+  return fmt::format("{} row {}", source.name, r - source.first_row);
+}
+
+std::vector<int64_t> turn_starts(const Trajectories& trajectories, int64_t r) {
+  const int64_t begin = trajectories.offsets[r];
+  std::vector<int64_t> starts;
+  bool inside = false;
+  for (int64_t position = 1; position < trajectories.row_size(r); ++position) {
+    const bool carries_loss = trajectories.loss_weights[begin + position] > 0;
+    if (carries_loss && !inside) starts.push_back(position);
+    inside = carries_loss;
+  }
+  return starts;
+}
+
+std::vector<uint64_t> route_keys(const Trajectories& trajectories) {
+  const int64_t width = trajectories.routes_per_token;
+  if (width == 0) return {};
+  const std::span<const int32_t> routes = trajectories.routed_experts.span();
+  std::vector<uint64_t> keys(static_cast<size_t>(trajectories.num_tokens()));
+  for (size_t token = 0; token < keys.size(); ++token) {
+    uint64_t key = 0;
+    for (const int32_t expert : routes.subspan(token * width, width)) {
+      key = mix(key + 0x9E3779B97F4A7C15 + static_cast<uint32_t>(expert));
+    }
+    keys[token] = key;
+  }
+  return keys;
+}
+
+Trajectories slice_rows(const Trajectories& t, int64_t begin, int64_t end) {
+  const int64_t first = t.offsets[begin], last = t.offsets[end];
+  Trajectories result;
+  result.offsets = slice_offsets(t.offsets, begin, end);
+  result.input_ids = slice(t.input_ids, first, last);
+  result.loss_weights = slice(t.loss_weights, first, last);
+  result.logprobs = slice(t.logprobs, first, last, begin, end);
+  result.ref_logprobs = slice(t.ref_logprobs, first, last, begin, end);
+  result.advantages = slice(t.advantages, first, last, begin, end);
+  result.reward = slice(t.reward, begin, end, begin, end);
+  result.chosen = slice(t.chosen, begin, end, begin, end);
+  result.trajectory_id = slice(t.trajectory_id, begin, end);
+  result.group_id = slice(t.group_id, begin, end);
+  result.pair_id = slice(t.pair_id, begin, end);
+  if (!t.turn_reward_offsets.empty()) {
+    result.turn_rewards = slice(t.turn_rewards, t.turn_reward_offsets[begin], t.turn_reward_offsets[end]);
+    result.turn_reward_offsets = slice_offsets(t.turn_reward_offsets, begin, end);
+  }
+  result.ref_topk = t.ref_topk;
+  result.ref_topk_ids = slice(t.ref_topk_ids, first * t.ref_topk, last * t.ref_topk);
+  result.ref_topk_logprobs = slice(t.ref_topk_logprobs, first * t.ref_topk, last * t.ref_topk);
+  result.routes_per_token = t.routes_per_token;
+  result.routed_experts = slice(t.routed_experts, first * t.routes_per_token, last * t.routes_per_token);
+  for (const RowSource& source : t.sources) result.sources.push_back({source.name, source.first_row - begin});
+  result.release = t.release;
+  return result;
+}
 
 std::map<std::string, std::string> content_hashes(const Trajectories& trajectories) {
   std::map<std::string, std::string> hashes;

@@ -138,8 +138,8 @@ Trajectories slice_rows(const Trajectories& trajectories, int64_t begin, int64_t
 
 /// The hashes (base/hash.h) of the columns present, by their names in docs/data-format.md: input_ids (with
 /// the rows' lengths), loss_weights, logprobs, ref_logprobs, advantages, reward, chosen, group_id, pair_id,
-/// routed_experts. JSON Lines and packed files of equal values have equal hashes. trajectory_id is left out,
-/// because only messages use it.
+/// turn_rewards, ref_topk_ids, ref_topk_logprobs, routed_experts. JSON Lines and packed files of equal values
+/// have equal hashes. trajectory_id is left out, because only messages use it.
 std::map<std::string, std::string> content_hashes(const Trajectories& trajectories);
 
 }  // namespace espalier

@@ -176,28 +176,6 @@ class RowWriter {
   char separator_ = '{';
 };
 
-}  // namespace
-
-void write_trajectories(const std::filesystem::path& path, const Trajectories& trajectories) {
-  if (path.extension() == ".safetensors") return write_packed(path, trajectories);
-  ESPALIER_CHECK(path.stem().extension() != ".safetensors",
-                 "cannot write {}: packed files are mapped, so they cannot be compressed", path.string());
-  constexpr size_t kFlushBytes = size_t{1} << 20;
-  const std::unique_ptr<TextSink> sink = open_sink(path);
-  RowWriter writer(trajectories);
-  std::string text;
-  for (int64_t r = 0; r < trajectories.num_rows(); ++r) {
-    writer.append(r, text);
-    if (text.size() < kFlushBytes) continue;
-    sink->write(text);
-    text.clear();
-  }
-  sink->write(text);
-  sink->commit();
-}
-
-namespace {
-
 constexpr size_t kBlockBytes = size_t{1} << 18;
 
 class PlainSink : public TextSink {
@@ -287,6 +265,24 @@ class ZstdSink : public TextSink {
 };
 
 }  // namespace
+
+void write_trajectories(const std::filesystem::path& path, const Trajectories& trajectories) {
+  if (path.extension() == ".safetensors") return write_packed(path, trajectories);
+  ESPALIER_CHECK(path.stem().extension() != ".safetensors",
+                 "cannot write {}: packed files are mapped, so they cannot be compressed", path.string());
+  constexpr size_t kFlushBytes = size_t{1} << 20;
+  const std::unique_ptr<TextSink> sink = open_sink(path);
+  RowWriter writer(trajectories);
+  std::string text;
+  for (int64_t r = 0; r < trajectories.num_rows(); ++r) {
+    writer.append(r, text);
+    if (text.size() < kFlushBytes) continue;
+    sink->write(text);
+    text.clear();
+  }
+  sink->write(text);
+  sink->commit();
+}
 
 std::unique_ptr<TextSink> open_sink(const std::filesystem::path& path) {
   if (path.extension() == ".gz") return std::make_unique<GzipSink>(path);

@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+// Writing trajectories, and text that may be compressed.
 #pragma once
 
 #include <filesystem>

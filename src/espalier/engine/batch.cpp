@@ -172,6 +172,28 @@ std::shared_ptr<const NodeStructure> nodes_of(const Step& step, int64_t index, c
   return std::make_shared<const NodeStructure>(std::move(nodes));
 }
 
+/// By run of a micro-batch: the number of trajectories placed there that pass it, and one of them.
+struct RunTrajectories {
+  std::vector<int64_t> count;
+  std::vector<int64_t> any;
+};
+
+RunTrajectories trajectories_of_runs(const MicroBatch& micro_batch) {
+  RunTrajectories result{std::vector<int64_t>(micro_batch.runs.size()),
+                         std::vector<int64_t>(micro_batch.runs.size(), -1)};
+  for (const Placement& placement : micro_batch.trajectories) {
+    ++result.count[placement.run];
+    result.any[placement.run] = placement.trajectory;
+  }
+  for (size_t k = micro_batch.runs.size(); k-- > 0;) {  // a run comes after its parent
+    const int64_t parent = micro_batch.runs[k].parent;
+    if (parent < 0) continue;
+    result.count[parent] += result.count[k];
+    if (result.any[parent] < 0) result.any[parent] = result.any[k];
+  }
+  return result;
+}
+
 }  // namespace
 
 double term_column(const Step& step, const Loss& loss, TermColumn column, int64_t k, int64_t index) {
@@ -222,32 +244,6 @@ Batch to_device(Batch batch, at::Device device) {
   for (size_t i = 0; i < uploaded.size(); ++i) *members[i] = uploaded[i];
   return batch;
 }
-
-namespace {
-
-/// By run of a micro-batch: the number of trajectories placed there that pass it, and one of them.
-struct RunTrajectories {
-  std::vector<int64_t> count;
-  std::vector<int64_t> any;
-};
-
-RunTrajectories trajectories_of_runs(const MicroBatch& micro_batch) {
-  RunTrajectories result{std::vector<int64_t>(micro_batch.runs.size()),
-                         std::vector<int64_t>(micro_batch.runs.size(), -1)};
-  for (const Placement& placement : micro_batch.trajectories) {
-    ++result.count[placement.run];
-    result.any[placement.run] = placement.trajectory;
-  }
-  for (size_t k = micro_batch.runs.size(); k-- > 0;) {  // a run comes after its parent
-    const int64_t parent = micro_batch.runs[k].parent;
-    if (parent < 0) continue;
-    result.count[parent] += result.count[k];
-    if (result.any[parent] < 0) result.any[parent] = result.any[k];
-  }
-  return result;
-}
-
-}  // namespace
 
 void set_router_inputs(const Step& step, int64_t index, const Trajectories& trajectories,
                        const RouterShape& routers, Batch* batch) {

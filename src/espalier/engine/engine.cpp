@@ -229,6 +229,24 @@ class StepExecution {
   std::optional<PassMeter> logprob_pass_;
 };
 
+/// Of log-probabilities by their places in Step::terms.values. Added up in the order of the terms, which does
+/// not depend on how the trees are cut.
+double nll_per_token(const Step& step, const Trajectories& trajectories,
+                     const std::vector<TermValues>& computed) {
+  std::vector<double> logprobs(step.terms.values.size());
+  for (const TermValues& values : computed) values.write(&logprobs);
+  double sum = 0, weights = 0;
+  for (size_t k = 0; k < step.rows.size(); ++k) {
+    const int64_t first = trajectories.offsets[step.rows[k]];
+    for (int64_t i = step.terms.offsets[k]; i < step.terms.offsets[k + 1]; ++i) {
+      const double weight = trajectories.loss_weights[first + step.terms.values[i].position];
+      sum -= weight * logprobs[i];
+      weights += weight;
+    }
+  }
+  return sum / weights;
+}
+
 }  // namespace
 
 PendingStep start_forward_backward(const Model& model, const Step& step, const Loss& loss,
@@ -267,28 +285,6 @@ StepResult forward_backward(const Model& model, const Step& step, const Loss& lo
                             const MicroBatchProgress& progress) {
   return finish(start_forward_backward(model, step, loss, progress));
 }
-
-namespace {
-
-/// Of log-probabilities by their places in Step::terms.values. Added up in the order of the terms, which does
-/// not depend on how the trees are cut.
-double nll_per_token(const Step& step, const Trajectories& trajectories,
-                     const std::vector<TermValues>& computed) {
-  std::vector<double> logprobs(step.terms.values.size());
-  for (const TermValues& values : computed) values.write(&logprobs);
-  double sum = 0, weights = 0;
-  for (size_t k = 0; k < step.rows.size(); ++k) {
-    const int64_t first = trajectories.offsets[step.rows[k]];
-    for (int64_t i = step.terms.offsets[k]; i < step.terms.offsets[k + 1]; ++i) {
-      const double weight = trajectories.loss_weights[first + step.terms.values[i].position];
-      sum -= weight * logprobs[i];
-      weights += weight;
-    }
-  }
-  return sum / weights;
-}
-
-}  // namespace
 
 StepResult evaluate(const Model& model, const Step& step, const Loss& loss,
                     const MicroBatchProgress& progress) {

@@ -2,7 +2,6 @@
 #include "espalier/engine/forward.h"
 
 #include <ATen/ATen.h>
-#include <ATen/core/Tensor.h>
 #include <ATen/record_function.h>
 #include <torch/csrc/autograd/autograd.h>
 #include <torch/csrc/autograd/custom_function.h>

@@ -14,16 +14,8 @@ LossPositions loss_positions(const Step& step) {
   return loss;
 }
 
-Work plan_work(const Step& step, std::span<const int64_t> windows) {
-  return work_of(step_loads(step, windows), windows);
-}
-
-Work flat_work(const Step& step, std::span<const int64_t> windows) {
-  return flat_work(step.forest, loss_positions(step), windows);
-}
-
-Work append_only_work(const Step& step, std::span<const int64_t> windows) {
-  return append_only_work(step.forest, loss_positions(step), windows);
+LossFlops loss_flops(const ModelCost& model, const Step& step) {
+  return loss_flops(model, step.forest, step.plan, loss_positions(step));
 }
 
 std::vector<Load> step_loads(const Step& step, std::span<const int64_t> windows) {

@@ -17,11 +17,8 @@ namespace espalier {
 /// The positions of the terms of the step.
 LossPositions loss_positions(const Step& step);
 
-/// Work of the step's plan, and without trees (plan/loss_work.h). `windows`: ModelCost::sliding_windows of
-/// the model.
-Work plan_work(const Step& step, std::span<const int64_t> windows = {});
-Work flat_work(const Step& step, std::span<const int64_t> windows = {});
-Work append_only_work(const Step& step, std::span<const int64_t> windows = {});
+/// loss_flops of the step's plan and terms.
+LossFlops loss_flops(const ModelCost& model, const Step& step);
 
 /// Predicted seconds and bytes of a step's micro-batches, by index in the plan; 0 for those that do not run.
 struct StepPrediction {
@@ -36,7 +33,7 @@ struct StepPrediction {
 /// `logprob_pass`: whether the step needs a log-prob pass (needs_logprob_pass in engine/order.h).
 StepPrediction predict_step(const PlanCosts& costs, const Step& step, bool logprob_pass = false);
 
-/// loads_with_loss of the step's micro-batches.
+/// loads_with_loss of the step's micro-batches. `windows`: ModelCost::sliding_windows of the model.
 std::vector<Load> step_loads(const Step& step, std::span<const int64_t> windows = {});
 
 /// Time and memory of one micro-batch.

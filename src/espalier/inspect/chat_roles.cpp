@@ -84,80 +84,6 @@ size_t find_fresh(std::string_view tail, std::string_view text, size_t fresh) {
   return found;
 }
 
-}  // namespace
-
-const char* to_string(Role role) {
-  switch (role) {
-    case Role::kSystem:
-      return "system";
-    case Role::kUser:
-      return "user";
-    case Role::kAssistant:
-      return "assistant";
-    case Role::kTool:
-      return "tool";
-    case Role::kUnknown:
-      break;
-  }
-  return "unknown";
-}
-
-void advance(const Vocabulary& vocabulary, int32_t token, ChatState* state) {
-  const std::string_view text = vocabulary.bytes(token);
-  if (state->in_header) return read_header(text, state);
-  state->tail += text;
-  // Every marker ends in one of these.
-  if (text.find_first_of(">]") != std::string_view::npos) {
-    size_t last = 0;
-    bool found_any = false;
-    for (const Marker& marker : kMarkers) {
-      const size_t found = find_fresh(state->tail, marker.text, text.size());
-      if (found == std::string_view::npos || marker.kind == Marker::kEnd || (found_any && found < last))
-        continue;
-      last = found;
-      found_any = true;
-      state->role = marker.role;
-      state->in_header = marker.kind == Marker::kHeader;
-      state->thinking = false;
-    }
-    if (state->in_header) {
-      state->tail.clear();
-      return;
-    }
-    if (find_fresh(state->tail, "<think>", text.size()) != std::string_view::npos) state->thinking = true;
-    if (find_fresh(state->tail, "</think>", text.size()) != std::string_view::npos) state->thinking = false;
-  }
-  if (state->tail.size() > kLongestMarker) state->tail.erase(0, state->tail.size() - kLongestMarker);
-}
-
-int64_t tokens_before_marker(const Vocabulary& vocabulary, std::span<const int32_t> tokens) {
-  std::string tail;
-  size_t dropped = 0;  // bytes of the text before `tail`
-  std::vector<size_t> begins;
-  for (const int32_t token : tokens) {
-    const std::string_view text = vocabulary.bytes(token);
-    begins.push_back(dropped + tail.size());
-    tail += text;
-    if (text.find_first_of(">]") != std::string_view::npos) {
-      size_t first = std::string::npos;
-      for (const Marker& marker : kMarkers)
-        first = std::min(first, find_fresh(tail, marker.text, text.size()));
-      if (first != std::string::npos) {
-        const size_t begin = dropped + first;
-        // The last token that begins at or before the marker contains its first byte.
-        return std::upper_bound(begins.begin(), begins.end(), begin) - begins.begin() - 1;
-      }
-    }
-    if (tail.size() > kLongestMarker) {
-      dropped += tail.size() - kLongestMarker;
-      tail.erase(0, tail.size() - kLongestMarker);
-    }
-  }
-  return static_cast<int64_t>(tokens.size());
-}
-
-namespace {
-
 bool is_blank(std::string_view text) {
   return text.find_first_not_of(" \t\r\n") == std::string_view::npos;
 }
@@ -269,6 +195,76 @@ class MessageReader {
 };
 
 }  // namespace
+
+const char* to_string(Role role) {
+  switch (role) {
+    case Role::kSystem:
+      return "system";
+    case Role::kUser:
+      return "user";
+    case Role::kAssistant:
+      return "assistant";
+    case Role::kTool:
+      return "tool";
+    case Role::kUnknown:
+      break;
+  }
+  return "unknown";
+}
+
+void advance(const Vocabulary& vocabulary, int32_t token, ChatState* state) {
+  const std::string_view text = vocabulary.bytes(token);
+  if (state->in_header) return read_header(text, state);
+  state->tail += text;
+  // Every marker ends in one of these.
+  if (text.find_first_of(">]") != std::string_view::npos) {
+    size_t last = 0;
+    bool found_any = false;
+    for (const Marker& marker : kMarkers) {
+      const size_t found = find_fresh(state->tail, marker.text, text.size());
+      if (found == std::string_view::npos || marker.kind == Marker::kEnd || (found_any && found < last))
+        continue;
+      last = found;
+      found_any = true;
+      state->role = marker.role;
+      state->in_header = marker.kind == Marker::kHeader;
+      state->thinking = false;
+    }
+    if (state->in_header) {
+      state->tail.clear();
+      return;
+    }
+    if (find_fresh(state->tail, "<think>", text.size()) != std::string_view::npos) state->thinking = true;
+    if (find_fresh(state->tail, "</think>", text.size()) != std::string_view::npos) state->thinking = false;
+  }
+  if (state->tail.size() > kLongestMarker) state->tail.erase(0, state->tail.size() - kLongestMarker);
+}
+
+int64_t tokens_before_marker(const Vocabulary& vocabulary, std::span<const int32_t> tokens) {
+  std::string tail;
+  size_t dropped = 0;  // bytes of the text before `tail`
+  std::vector<size_t> begins;
+  for (const int32_t token : tokens) {
+    const std::string_view text = vocabulary.bytes(token);
+    begins.push_back(dropped + tail.size());
+    tail += text;
+    if (text.find_first_of(">]") != std::string_view::npos) {
+      size_t first = std::string::npos;
+      for (const Marker& marker : kMarkers)
+        first = std::min(first, find_fresh(tail, marker.text, text.size()));
+      if (first != std::string::npos) {
+        const size_t begin = dropped + first;
+        // The last token that begins at or before the marker contains its first byte.
+        return std::upper_bound(begins.begin(), begins.end(), begin) - begins.begin() - 1;
+      }
+    }
+    if (tail.size() > kLongestMarker) {
+      dropped += tail.size() - kLongestMarker;
+      tail.erase(0, tail.size() - kLongestMarker);
+    }
+  }
+  return static_cast<int64_t>(tokens.size());
+}
 
 std::vector<Message> messages_of(std::string_view text, ChatState* state) {
   return MessageReader(text, state).run();

@@ -29,6 +29,11 @@ Gains Gains::of(double packing, double append_only, double tree, bool in_flops) 
   return {quotient(packing, tree), quotient(append_only, tree), in_flops};
 }
 
+Gains Gains::in_tokens(const ForestStatistics& statistics, int64_t encoded_tokens) {
+  return of(static_cast<double>(statistics.flat_tokens), static_cast<double>(statistics.append_only_tokens),
+            static_cast<double>(encoded_tokens), /*in_flops=*/false);
+}
+
 bool Gains::merging_helps() const {
   return over_packing >= kMergingCounts * over_append_only;
 }

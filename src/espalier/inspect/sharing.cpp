@@ -45,24 +45,6 @@ std::vector<uint64_t> sketch_of(std::span<const int32_t> tokens) {
   return sketch;
 }
 
-}  // namespace
-
-std::vector<int64_t> AlikeIndex::find(std::span<const int32_t> tokens) const {
-  std::vector<int64_t> found;
-  for (const uint64_t hash : sketch_of(tokens)) {
-    if (const auto at = first_.find(hash); at != first_.end()) found.push_back(at->second);
-  }
-  std::sort(found.begin(), found.end());
-  found.erase(std::unique(found.begin(), found.end()), found.end());
-  return found;
-}
-
-void AlikeIndex::add(std::span<const int32_t> tokens, int64_t sequence) {
-  for (const uint64_t hash : sketch_of(tokens)) first_.emplace(hash, sequence);
-}
-
-namespace {
-
 constexpr int64_t kNone = -1, kSeveral = -2;
 constexpr int64_t kMostCandidates = 8;
 constexpr int64_t kMostBranches = 16;
@@ -506,6 +488,20 @@ int64_t nice_width(int64_t depth, int64_t most) {
 }
 
 }  // namespace
+
+std::vector<int64_t> AlikeIndex::find(std::span<const int32_t> tokens) const {
+  std::vector<int64_t> found;
+  for (const uint64_t hash : sketch_of(tokens)) {
+    if (const auto at = first_.find(hash); at != first_.end()) found.push_back(at->second);
+  }
+  std::sort(found.begin(), found.end());
+  found.erase(std::unique(found.begin(), found.end()), found.end());
+  return found;
+}
+
+void AlikeIndex::add(std::span<const int32_t> tokens, int64_t sequence) {
+  for (const uint64_t hash : sketch_of(tokens)) first_.emplace(hash, sequence);
+}
 
 int64_t SharingReport::lost_tokens() const {
   int64_t tokens = 0;

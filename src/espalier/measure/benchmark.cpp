@@ -83,26 +83,24 @@ struct Compared {
   const MeasuredSide& last;
   const MeasuredSide* merged;  // null if there is no merged side
   int64_t flat_tokens;
-  double flat_flops, merged_flops;
+  LossFlops flops;  // without trees
 };
 
 Compared compared(const Decoder& decoder, const std::vector<MeasuredSide>& measured,
                   const std::vector<BenchmarkSide>& sides, const Step& whole) {
-  const ModelCost model = model_cost(decoder.config());
   const auto merged =
       std::find_if(sides.begin(), sides.end(), [](const BenchmarkSide& side) { return side.merged; });
   return {.first = measured.front(),
           .last = measured.back(),
           .merged = merged == sides.end() ? nullptr : &measured[merged - sides.begin()],
           .flat_tokens = whole.flat_tokens(),
-          .flat_flops = step_flops(model, flat_work(whole, model.sliding_windows())).total(),
-          .merged_flops = step_flops(model, append_only_work(whole, model.sliding_windows())).total()};
+          .flops = loss_flops(model_cost(decoder.config()), whole)};
 }
 
 SideResult summarize(const Decoder& decoder, const MeasuredSide& measured, const Compared& with) {
   const ModelCost model = model_cost(decoder.config());
   const std::vector<double> speedups = ratios(with.last.seconds, measured.seconds);
-  const double plan_flops = step_flops(model, plan_work(measured.step, model.sliding_windows())).total();
+  const double plan_flops = loss_flops(model, measured.step).plan;
   SideResult side;
   side.micro_batches = static_cast<int64_t>(measured.result.measured.size());
   side.encoded_tokens = measured.result.work.tokens;
@@ -112,11 +110,11 @@ SideResult summarize(const Decoder& decoder, const MeasuredSide& measured, const
   side.speedup_low = *std::min_element(speedups.begin(), speedups.end());
   side.speedup_high = *std::max_element(speedups.begin(), speedups.end());
   side.relative_speed = median(ratios(with.first.seconds, measured.seconds));
-  side.bound = with.flat_flops / plan_flops;
+  side.bound = with.flops.sequence_packing / plan_flops;
   side.share_of_bound = side.speedup / side.bound;
   side.merging_speedup =
       with.merged == nullptr ? side.speedup : median(ratios(with.merged->seconds, measured.seconds));
-  side.merging_bound = with.merged_flops / plan_flops;
+  side.merging_bound = with.flops.append_only / plan_flops;
   side.tflops_per_second = step_flops(model, measured.result.work).total() / side.seconds / 1e12;
   side.loss = measured.result.loss;
   side.grad_norm = measured.grad_norm;

@@ -6,7 +6,6 @@
 #include <ATen/Parallel.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
-#include <nlohmann/json.hpp>
 
 #include <algorithm>
 #include <array>
@@ -80,70 +79,6 @@ KeptRates read_rates(const Json& json) {
   }
   return kept;
 }
-
-}  // namespace
-
-FlopRates flop_rates(const TimeModel& model) {
-  const ModelCost& cost = model.cost;
-  const auto rate = [&](int feature, double flops) {
-    const double seconds = model.seconds.at(feature);
-    return seconds > 0 && flops > 0 ? std::optional(flops / seconds) : std::nullopt;
-  };
-  const Work pair{.pairs = 1, .window_pairs = std::vector<int64_t>(cost.sliding_windows().size(), 1)};
-  return {
-      .layers = rate(kLayerTokens, (6 * cost.weights() + 8 * cost.recurrence()) / cost.num_layers()),
-      .attention = rate(kPairs, step_flops(cost, pair).attention / std::max(1.0, cost.attention_layers())),
-      .head = rate(kLogitRows, step_flops(cost, {.logit_rows = 1}).head)};
-}
-
-nlohmann::ordered_json rates_to_keep(const TimeModel& model) {
-  return {{"measured", today()}, {kRates, rates_json(flop_rates(model))}};
-}
-
-std::vector<KeptRates> kept_rates(const fs::path& folder) {
-  std::vector<KeptRates> all;
-  std::error_code ignored;
-  for (const fs::directory_entry& entry : fs::directory_iterator(folder, ignored)) {
-    const fs::path& path = entry.path();
-    if (!path.filename().string().starts_with("calibration-") || path.extension() != ".json") continue;
-    std::ifstream file(path);
-    const Json json = Json::parse(file, nullptr, /*allow_exceptions=*/false);
-    try {
-      all.push_back(read_rates(json));
-    } catch (const Json::exception&) {  // NOLINT(bugprone-empty-catch)
-    }
-  }
-  const auto order = [](const KeptRates& kept) {
-    return std::tie(kept.device, kept.dtype, kept.hidden_size, kept.vocab_size, kept.threads, kept.measured);
-  };
-  std::ranges::sort(all, [&](const KeptRates& a, const KeptRates& b) { return order(a) < order(b); });
-  return all;
-}
-
-std::string to_string(const KeptRates& kept) {
-  double largest = 0;
-  for (const NamedRate& named : kNamedRates)
-    largest = std::max(largest, (kept.rates.*named.rate).value_or(0));
-  const bool tera = largest >= 1e13;
-  std::vector<std::string> rates;
-  for (const NamedRate& named : kNamedRates) {
-    const std::optional<double>& rate = kept.rates.*named.rate;
-    if (rate) rates.push_back(fmt::format("{} {:.1f}", named.text, *rate / (tera ? 1e12 : 1e9)));
-  }
-  const std::string threads = kept.is_cpu ? fmt::format("{} threads, ", kept.threads) : "";
-  return fmt::format("{}, hidden size {}: {} {} ({}{})", kept.dtype, kept.hidden_size, fmt::join(rates, ", "),
-                     tera ? "TFLOP/s" : "GFLOP/s", threads, kept.measured);
-}
-
-nlohmann::ordered_json to_json(const KeptRates& kept) {
-  Json json = {{"dtype", kept.dtype}, {"hidden_size", kept.hidden_size}, {"vocab_size", kept.vocab_size}};
-  if (kept.is_cpu) json["threads"] = kept.threads;
-  json["measured"] = kept.measured;
-  json[kRates] = rates_json(kept.rates);
-  return json;
-}
-
-namespace {
 
 // A forest to measure: `chains` unrelated prompts, each continued by `leaves` branches; the last part of
 // every trajectory carries loss.
@@ -314,6 +249,66 @@ std::optional<TimeFeatures> read_calibration(const std::filesystem::path& path,
 }
 
 }  // namespace
+
+FlopRates flop_rates(const TimeModel& model) {
+  const ModelCost& cost = model.cost;
+  const auto rate = [&](int feature, double flops) {
+    const double seconds = model.seconds.at(feature);
+    return seconds > 0 && flops > 0 ? std::optional(flops / seconds) : std::nullopt;
+  };
+  const Work pair{.pairs = 1, .window_pairs = std::vector<int64_t>(cost.sliding_windows().size(), 1)};
+  return {
+      .layers = rate(kLayerTokens, (6 * cost.weights() + 8 * cost.recurrence()) / cost.num_layers()),
+      .attention = rate(kPairs, step_flops(cost, pair).attention / std::max(1.0, cost.attention_layers())),
+      .head = rate(kLogitRows, step_flops(cost, {.logit_rows = 1}).head)};
+}
+
+nlohmann::ordered_json rates_to_keep(const TimeModel& model) {
+  return {{"measured", today()}, {kRates, rates_json(flop_rates(model))}};
+}
+
+std::vector<KeptRates> kept_rates(const fs::path& folder) {
+  std::vector<KeptRates> all;
+  std::error_code ignored;
+  for (const fs::directory_entry& entry : fs::directory_iterator(folder, ignored)) {
+    const fs::path& path = entry.path();
+    if (!path.filename().string().starts_with("calibration-") || path.extension() != ".json") continue;
+    std::ifstream file(path);
+    const Json json = Json::parse(file, nullptr, /*allow_exceptions=*/false);
+    try {
+      all.push_back(read_rates(json));
+    } catch (const Json::exception&) {  // NOLINT(bugprone-empty-catch)
+    }
+  }
+  const auto order = [](const KeptRates& kept) {
+    return std::tie(kept.device, kept.dtype, kept.hidden_size, kept.vocab_size, kept.threads, kept.measured);
+  };
+  std::ranges::sort(all, [&](const KeptRates& a, const KeptRates& b) { return order(a) < order(b); });
+  return all;
+}
+
+std::string to_string(const KeptRates& kept) {
+  double largest = 0;
+  for (const NamedRate& named : kNamedRates)
+    largest = std::max(largest, (kept.rates.*named.rate).value_or(0));
+  const bool tera = largest >= 1e13;
+  std::vector<std::string> rates;
+  for (const NamedRate& named : kNamedRates) {
+    const std::optional<double>& rate = kept.rates.*named.rate;
+    if (rate) rates.push_back(fmt::format("{} {:.1f}", named.text, *rate / (tera ? 1e12 : 1e9)));
+  }
+  const std::string threads = kept.is_cpu ? fmt::format("{} threads, ", kept.threads) : "";
+  return fmt::format("{}, hidden size {}: {} {} ({}{})", kept.dtype, kept.hidden_size, fmt::join(rates, ", "),
+                     tera ? "TFLOP/s" : "GFLOP/s", threads, kept.measured);
+}
+
+nlohmann::ordered_json to_json(const KeptRates& kept) {
+  Json json = {{"dtype", kept.dtype}, {"hidden_size", kept.hidden_size}, {"vocab_size", kept.vocab_size}};
+  if (kept.is_cpu) json["threads"] = kept.threads;
+  json["measured"] = kept.measured;
+  json[kRates] = rates_json(kept.rates);
+  return json;
+}
 
 TimeModel calibrate(const DecoderConfig& config, at::ScalarType dtype, at::Device device) {
   // About 20 GFLOP per layer on a CPU, 4 TFLOP on a GPU.

@@ -29,7 +29,7 @@ Machine DeviceOptions::open() const {
   }
   open_device(machine.device, deterministic);
   if (machine.device.is_cpu()) {
-    const auto note = [](const std::string& text) { fmt::print(stderr, "espalier: {}\n", text); };
+    const auto note = [](const std::string& text) { log_line("espalier: {}", text); };
     machine.kernels.products = decide_products(product_features(), cache_folder(), note).choice;
   }
   return machine;

@@ -102,12 +102,7 @@ Csr<int32_t> conversation(const WorkloadSizes& sizes, int64_t vocab_size) {
 
 Trajectories merge_append_only(const Trajectories& trajectories, const Forest& forest) {
   ESPALIER_ASSERT(forest.num_trajectories() == trajectories.num_rows());
-  // In preorder a node's first child is the next node, so they have the same first leaf.
-  std::vector<int64_t> first_leaf(forest.num_nodes());
-  for (int64_t node = forest.num_nodes() - 1; node >= 0; --node) {
-    const bool is_leaf = forest.subtree_last[node] == node + 1;
-    first_leaf[node] = is_leaf ? node : first_leaf[node + 1];
-  }
+  const std::vector<int64_t> first_leaf = first_leaves(forest);
   std::vector<TrajectoryRow> row_of_leaf(forest.num_nodes());
   for (int64_t row = 0; row < trajectories.num_rows(); ++row) {
     const int64_t leaf = first_leaf[forest.end_node[row]];

@@ -54,86 +54,6 @@ bool is_one_of(ObjectiveKind kind, std::initializer_list<ObjectiveKind> kinds) {
   return std::ranges::find(kinds, kind) != kinds.end();
 }
 
-}  // namespace
-
-std::vector<std::string> objective_names() {
-  return all_words(kObjectives);
-}
-
-ObjectiveKind parse_objective(const std::string& name) {
-  return parse_word(kObjectives, "objective", name);
-}
-
-std::string_view to_string(ObjectiveKind kind) {
-  return word_of(kObjectives, kind);
-}
-
-bool is_policy_gradient(ObjectiveKind kind) {
-  return clips_ratio(kind) || kind == ObjectiveKind::kReinforce;
-}
-
-bool clips_ratio(ObjectiveKind kind) {
-  using enum ObjectiveKind;
-  return is_one_of(kind, {kPpo, kGrpo, kDrGrpo, kDapo, kGspo, kCispo});
-}
-
-bool is_preference(ObjectiveKind kind) {
-  using enum ObjectiveKind;
-  return is_one_of(kind, {kDpo, kIpo, kKto, kSimpo, kOrpo});
-}
-
-ObjectiveOptions default_options(ObjectiveKind kind) {
-  ObjectiveOptions options{.kind = kind};
-  switch (kind) {
-    case ObjectiveKind::kSft:
-    case ObjectiveKind::kPpo:
-    case ObjectiveKind::kGrpo:
-    case ObjectiveKind::kOpd:
-      return options;
-    case ObjectiveKind::kDrGrpo:
-      options.normalize = Normalize::kSequenceSum;
-      options.scale_rewards = false;
-      return options;
-    case ObjectiveKind::kDapo:
-      options.clip_high = 0.28;
-      return options;
-    case ObjectiveKind::kGspo:
-      options.normalize = Normalize::kSequence;
-      options.clip_low = 3e-4;
-      options.clip_high = 4e-4;
-      return options;
-    case ObjectiveKind::kCispo:
-      options.clip_low = 1;  // no lower bound
-      options.clip_high = 4;
-      return options;
-    case ObjectiveKind::kReinforce:
-      options.normalize = Normalize::kSequenceSum;
-      options.baseline = Baseline::kLeaveOneOut;
-      options.scale_rewards = false;
-      return options;
-    case ObjectiveKind::kSimpo:
-      options.beta = 2;
-      [[fallthrough]];
-    case ObjectiveKind::kDpo:
-    case ObjectiveKind::kIpo:
-    case ObjectiveKind::kKto:
-    case ObjectiveKind::kOrpo:
-      options.normalize = Normalize::kSequenceSum;
-      return options;
-  }
-  throw InternalError("unknown objective");
-}
-
-std::string_view to_string(ImportanceWeights weights) {
-  return word_of(kImportanceWeights, weights);
-}
-
-std::string_view to_string(RefTopk ref_topk) {
-  return word_of(kRefTopk, ref_topk);
-}
-
-namespace {
-
 constexpr const char* kByObjective = "by objective";
 
 // Whether the baseline is computed within the group, so that dividing by its deviation makes sense.
@@ -231,7 +151,92 @@ void add_metrics_and_routers(ObjectiveOptions* options, OptionList* list) {
             {.least = 0});
 }
 
+void check_ranges(const ObjectiveOptions& options) {
+  ObjectiveOptions copy = options;
+  OptionList list;
+  add_objective_options(&copy, &list);
+  list.check();
+  ESPALIER_CHECK(options.normalize_constant > 0 && std::isfinite(options.normalize_constant),
+                 "--normalize: expected a finite number above 0, received {}", options.normalize_constant);
+  ESPALIER_CHECK(options.dual_clip == 0 ||
+                     (options.dual_clip > 1 + options.clip_high && std::isfinite(options.dual_clip)),
+                 "--dual-clip: expected 0 (off) or a finite number above 1 + --clip-high, {}, received {}",
+                 1 + options.clip_high, options.dual_clip);
+}
+
 }  // namespace
+
+std::vector<std::string> objective_names() {
+  return all_words(kObjectives);
+}
+
+std::string_view to_string(ObjectiveKind kind) {
+  return word_of(kObjectives, kind);
+}
+
+bool is_policy_gradient(ObjectiveKind kind) {
+  return clips_ratio(kind) || kind == ObjectiveKind::kReinforce;
+}
+
+bool clips_ratio(ObjectiveKind kind) {
+  using enum ObjectiveKind;
+  return is_one_of(kind, {kPpo, kGrpo, kDrGrpo, kDapo, kGspo, kCispo});
+}
+
+bool is_preference(ObjectiveKind kind) {
+  using enum ObjectiveKind;
+  return is_one_of(kind, {kDpo, kIpo, kKto, kSimpo, kOrpo});
+}
+
+ObjectiveOptions default_options(ObjectiveKind kind) {
+  ObjectiveOptions options{.kind = kind};
+  switch (kind) {
+    case ObjectiveKind::kSft:
+    case ObjectiveKind::kPpo:
+    case ObjectiveKind::kGrpo:
+    case ObjectiveKind::kOpd:
+      return options;
+    case ObjectiveKind::kDrGrpo:
+      options.normalize = Normalize::kSequenceSum;
+      options.scale_rewards = false;
+      return options;
+    case ObjectiveKind::kDapo:
+      options.clip_high = 0.28;
+      return options;
+    case ObjectiveKind::kGspo:
+      options.normalize = Normalize::kSequence;
+      options.clip_low = 3e-4;
+      options.clip_high = 4e-4;
+      return options;
+    case ObjectiveKind::kCispo:
+      options.clip_low = 1;  // no lower bound
+      options.clip_high = 4;
+      return options;
+    case ObjectiveKind::kReinforce:
+      options.normalize = Normalize::kSequenceSum;
+      options.baseline = Baseline::kLeaveOneOut;
+      options.scale_rewards = false;
+      return options;
+    case ObjectiveKind::kSimpo:
+      options.beta = 2;
+      [[fallthrough]];
+    case ObjectiveKind::kDpo:
+    case ObjectiveKind::kIpo:
+    case ObjectiveKind::kKto:
+    case ObjectiveKind::kOrpo:
+      options.normalize = Normalize::kSequenceSum;
+      return options;
+  }
+  throw InternalError("unknown objective");
+}
+
+std::string_view to_string(ImportanceWeights weights) {
+  return word_of(kImportanceWeights, weights);
+}
+
+std::string_view to_string(RefTopk ref_topk) {
+  return word_of(kRefTopk, ref_topk);
+}
 
 void add_objective_options(ObjectiveOptions* options, OptionList* list) {
   list->group("Objective");
@@ -299,23 +304,6 @@ std::string normalize_text(const ObjectiveOptions& options) {
   if (options.normalize == Normalize::kConstant) return fmt::format("{}", options.normalize_constant);
   return word_of(kNormalizers, options.normalize);
 }
-
-namespace {
-
-void check_ranges(const ObjectiveOptions& options) {
-  ObjectiveOptions copy = options;
-  OptionList list;
-  add_objective_options(&copy, &list);
-  list.check();
-  ESPALIER_CHECK(options.normalize_constant > 0 && std::isfinite(options.normalize_constant),
-                 "--normalize: expected a finite number above 0, received {}", options.normalize_constant);
-  ESPALIER_CHECK(options.dual_clip == 0 ||
-                     (options.dual_clip > 1 + options.clip_high && std::isfinite(options.dual_clip)),
-                 "--dual-clip: expected 0 (off) or a finite number above 1 + --clip-high, {}, received {}",
-                 1 + options.clip_high, options.dual_clip);
-}
-
-}  // namespace
 
 void check_objective_options(const ObjectiveOptions& options) {
   check_ranges(options);

@@ -31,7 +31,6 @@ enum class ObjectiveKind {
 
 /// The names used in flags and files: "sft", "ppo", "grpo", "dr_grpo", ...
 std::vector<std::string> objective_names();
-ObjectiveKind parse_objective(const std::string& name);  // throws InputError
 std::string_view to_string(ObjectiveKind kind);
 
 /// Whether log-probabilities are weighted by advantages.

@@ -14,6 +14,14 @@ namespace {
 
 constexpr double kUnbounded = std::numeric_limits<double>::infinity();
 
+// The formulas of kl_estimate as printed, for reference().
+at::Tensor plain_divergence(const at::Tensor& logprobs, const at::Tensor& reference, KlEstimator estimator) {
+  const at::Tensor log_ratio = reference - logprobs;
+  if (estimator == KlEstimator::kK1) return -log_ratio;
+  if (estimator == KlEstimator::kK2) return 0.5 * log_ratio.pow(2);
+  return at::exp(log_ratio) - 1 - log_ratio;
+}
+
 }  // namespace
 
 at::Tensor sum_by_trajectory(const at::Tensor& values, const TermUnits& units) {
@@ -117,18 +125,6 @@ ObjectiveValue PolicyGradient::value(const at::Tensor& logprobs, const TermTenso
   }
   return value;
 }
-
-namespace {
-
-// The formulas of kl_estimate as printed, for reference().
-at::Tensor plain_divergence(const at::Tensor& logprobs, const at::Tensor& reference, KlEstimator estimator) {
-  const at::Tensor log_ratio = reference - logprobs;
-  if (estimator == KlEstimator::kK1) return -log_ratio;
-  if (estimator == KlEstimator::kK2) return 0.5 * log_ratio.pow(2);
-  return at::exp(log_ratio) - 1 - log_ratio;
-}
-
-}  // namespace
 
 at::Tensor PolicyGradient::reference(std::span<const ReferenceTrajectory> group) const {
   std::vector<at::Tensor> addends;

@@ -19,6 +19,21 @@ struct Work {
   Work& operator+=(const Work& other);
 };
 
+/// What determines the cost of one micro-batch.
+struct Load {
+  int64_t tokens = 0;
+  int64_t pairs = 0;        // visible (query, key) pairs, keys in context included
+  int64_t logit_rows = 0;   // tokens that reach the LM head
+  int64_t terms = 0;        // loss terms that read its log-probabilities
+  int64_t mask_blocks = 0;  // dense blocks of the mask: a triangle per run, a rectangle per run with
+                            // descendants and per context block
+  int64_t parent = -1;      // micro-batch whose context is inherited
+  int64_t cuts = 0;         // runs that other micro-batches continue, reading the context
+  std::vector<int64_t> window_pairs = {};  // pairs within each of ModelCost::sliding_windows
+
+  bool has_readers() const { return cuts > 0; }
+};
+
 /// A multiply-add counts as two FLOPs. Linear layers: 2 per weight and token forward, 4 backward; after its
 /// mixer the last layer works on logit rows only. Recurrences are counted with the linear layers: 2 per
 /// multiply-add forward, 6 backward (chunks are recomputed). Attention: 4 head_dim per pair and head forward,

@@ -195,12 +195,7 @@ Work flat_work(const Forest& forest, const LossPositions& loss, std::span<const 
 }
 
 Work append_only_work(const Forest& forest, const LossPositions& loss, std::span<const int64_t> windows) {
-  // In preorder a node's first child follows it, so both have the same first leaf.
-  std::vector<int64_t> first_leaf(forest.num_nodes());
-  for (int64_t node = forest.num_nodes() - 1; node >= 0; --node) {
-    const bool is_leaf = forest.subtree_last[node] == node + 1;
-    first_leaf[node] = is_leaf ? node : first_leaf[node + 1];
-  }
+  const std::vector<int64_t> first_leaf = first_leaves(forest);
   std::map<int64_t, std::set<int64_t>> targets_of_leaf;
   for (int64_t k = 0; k < forest.num_trajectories(); ++k) {
     check_interrupt();

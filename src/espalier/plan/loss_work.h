@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The loads of micro-batches, which determine their cost; the work of a plan if only some tokens carry loss,
-// and of the same loss without trees.
+// The loads of micro-batches; the work of a plan if only some tokens carry loss, and of the same loss without
+// trees.
 #pragma once
 
 #include <cstdint>
@@ -13,20 +13,6 @@
 #include "espalier/plan/plan.h"
 
 namespace espalier {
-
-struct Load {
-  int64_t tokens = 0;
-  int64_t pairs = 0;        // visible (query, key) pairs, keys in context included
-  int64_t logit_rows = 0;   // tokens that reach the LM head
-  int64_t terms = 0;        // loss terms that read its log-probabilities
-  int64_t mask_blocks = 0;  // dense blocks of the mask: a triangle per run, a rectangle per run with
-                            // descendants and per context block
-  int64_t parent = -1;      // micro-batch whose context is inherited
-  int64_t cuts = 0;         // runs that other micro-batches continue, reading the context
-  std::vector<int64_t> window_pairs = {};  // pairs within each of ModelCost::sliding_windows
-
-  bool has_readers() const { return cuts > 0; }
-};
 
 /// The loads of a plan's micro-batches, as if every token carried loss: every token is a logit row, with one
 /// term for every trajectory that it belongs to. `windows`: ModelCost::sliding_windows.

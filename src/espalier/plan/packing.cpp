@@ -72,37 +72,6 @@ Division join(Division a, Division b, size_t num_sets) {
   return division_of(std::move(sets), num_sets, std::min(a.first, b.first));
 }
 
-}  // namespace
-
-std::vector<std::vector<int64_t>> largest_differencing(std::span<const double> numbers, int64_t num_sets) {
-  std::priority_queue<Division> open;
-  const auto sets = static_cast<size_t>(num_sets);
-  for (size_t i = 0; i < numbers.size(); ++i) {
-    const auto index = static_cast<int64_t>(i);
-    open.push(division_of({Set{numbers[i], {index}}}, sets, index));
-  }
-  const auto take = [&] {
-    Division division = open.top();
-    open.pop();
-    return division;
-  };
-  while (open.size() > 1) {
-    Division largest = take();
-    Division next = take();
-    open.push(join(std::move(largest), std::move(next), sets));
-  }
-  std::vector<std::vector<int64_t>> result(sets);
-  if (open.empty()) return result;
-  const Division division = take();
-  for (size_t i = 0; i < division.sets.size(); ++i) {
-    result[i] = division.sets[i].indices;
-    std::sort(result[i].begin(), result[i].end());
-  }
-  return result;
-}
-
-namespace {
-
 /// Leaves of one tree that are packed together, with their root paths.
 struct TreePart {
   int64_t num_tokens;
@@ -148,10 +117,7 @@ std::vector<TreePart> forest_parts(const Forest& forest, int64_t budget) {
 
 /// Trajectories grouped by the leaf that they go with: their end node, or the first leaf below it.
 Csr<int64_t> trajectories_by_leaf(const Forest& forest) {
-  std::vector<int64_t> leaf(forest.num_nodes());
-  for (int64_t n = forest.num_nodes() - 1; n >= 0; --n) {
-    leaf[n] = forest.subtree_last[n] == n + 1 ? n : leaf[n + 1];
-  }
+  const std::vector<int64_t> leaf = first_leaves(forest);
   Csr<int64_t> result;
   result.offsets.assign(forest.num_nodes() + 1, 0);
   for (const int64_t end : forest.end_node) ++result.offsets[leaf[end] + 1];
@@ -200,25 +166,6 @@ class BatchBuilder {
   std::vector<int64_t> run_of_;  // in the current micro-batch, -1: not in it
 };
 
-}  // namespace
-
-std::vector<MicroBatch> pack_trees(const Forest& forest, int64_t budget) {
-  const std::vector<TreePart> parts = forest_parts(forest, budget);
-  std::vector<int64_t> sizes;
-  sizes.reserve(parts.size());
-  for (const TreePart& part : parts) sizes.push_back(part.num_tokens);
-  BatchBuilder builder(forest);
-  std::vector<MicroBatch> batches;
-  for (const auto& bin : best_fit_decreasing(sizes, budget)) {
-    std::vector<int64_t> leaves;
-    for (const int64_t p : bin) leaves.insert(leaves.end(), parts[p].leaves.begin(), parts[p].leaves.end());
-    batches.push_back(builder.build(leaves));
-  }
-  return batches;
-}
-
-namespace {
-
 /// For each node the topmost node of the stretch of its root path whose forest tokens are contiguous.
 std::vector<int64_t> stretch_tops(const Forest& forest) {
   std::vector<int64_t> top(forest.num_nodes());
@@ -242,6 +189,48 @@ void append_chain(const Forest& forest, const std::vector<int64_t>& top, int64_t
 }
 
 }  // namespace
+
+std::vector<std::vector<int64_t>> largest_differencing(std::span<const double> numbers, int64_t num_sets) {
+  std::priority_queue<Division> open;
+  const auto sets = static_cast<size_t>(num_sets);
+  for (size_t i = 0; i < numbers.size(); ++i) {
+    const auto index = static_cast<int64_t>(i);
+    open.push(division_of({Set{numbers[i], {index}}}, sets, index));
+  }
+  const auto take = [&] {
+    Division division = open.top();
+    open.pop();
+    return division;
+  };
+  while (open.size() > 1) {
+    Division largest = take();
+    Division next = take();
+    open.push(join(std::move(largest), std::move(next), sets));
+  }
+  std::vector<std::vector<int64_t>> result(sets);
+  if (open.empty()) return result;
+  const Division division = take();
+  for (size_t i = 0; i < division.sets.size(); ++i) {
+    result[i] = division.sets[i].indices;
+    std::sort(result[i].begin(), result[i].end());
+  }
+  return result;
+}
+
+std::vector<MicroBatch> pack_trees(const Forest& forest, int64_t budget) {
+  const std::vector<TreePart> parts = forest_parts(forest, budget);
+  std::vector<int64_t> sizes;
+  sizes.reserve(parts.size());
+  for (const TreePart& part : parts) sizes.push_back(part.num_tokens);
+  BatchBuilder builder(forest);
+  std::vector<MicroBatch> batches;
+  for (const auto& bin : best_fit_decreasing(sizes, budget)) {
+    std::vector<int64_t> leaves;
+    for (const int64_t p : bin) leaves.insert(leaves.end(), parts[p].leaves.begin(), parts[p].leaves.end());
+    batches.push_back(builder.build(leaves));
+  }
+  return batches;
+}
 
 std::vector<MicroBatch> pack_sequences(const Forest& forest, int64_t budget) {
   std::vector<int64_t> sizes;

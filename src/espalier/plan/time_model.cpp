@@ -15,6 +15,38 @@ double head_share(const ModelCost& model) {
   return model.frozen ? 0.75 : 1;
 }
 
+struct Rates {
+  double flops_per_second;
+  double bytes_per_second;
+  double seconds_per_mask_block;  // of attention
+  double seconds_per_layer;       // to launch its operators
+};
+constexpr Rates kCpuRates = {1e11, 1e10, 80e-6, 0};
+// Half the rate of bfloat16 products on a Hopper, its memory bandwidth, and about 40 launches of 5 us per
+// layer.
+constexpr Rates kGpuRates = {3e14, 3e12, 1e-6, 200e-6};
+
+// The share of the forward pass in forward and backward: of the layers, by FLOPs; of mask blocks as measured;
+// of the LM head by FLOPs.
+constexpr double kLinearForward = 2.0 / 6, kAttentionForward = 4.0 / 14, kMaskBlockForward = 3.0 / 8,
+                 kHeadForward = 2.0 / 8;
+
+TimeFeatures layers_forward(const ModelCost& model) {
+  const Work token{.tokens = 1, .logit_rows = 1};
+  const double linear =
+      model.frozen ? forward_flops(model, token).linear / step_flops(model, token).linear : kLinearForward;
+  return {0, 0, linear, kAttentionForward, kMaskBlockForward, 0};
+}
+
+constexpr int64_t kFormatVersion = 1;
+constexpr double kMostSeconds = 1e9;  // so that those of a step stay finite
+constexpr const char* kBuiltIn = "built-in";
+constexpr const char* kMeasured = "measured";
+
+// In the order of time_features.
+constexpr const char* kRates[kNumTimeFeatures] = {
+    "micro_batch", "layer", "layer_token", "layer_pair", "layer_attention_piece", "logit_row"};
+
 }  // namespace
 
 TimeFeatures time_features(const ModelCost& model, const Load& load) {
@@ -27,21 +59,6 @@ TimeFeatures time_features(const ModelCost& model, const Load& load) {
           model.attention_layers() * static_cast<double>(load.mask_blocks),
           static_cast<double>(load.logit_rows) * head_share(model)};
 }
-
-namespace {
-
-struct Rates {
-  double flops_per_second;
-  double bytes_per_second;
-  double seconds_per_mask_block;  // of attention
-  double seconds_per_layer;       // to launch its operators
-};
-constexpr Rates kCpuRates = {1e11, 1e10, 80e-6, 0};
-// Half the rate of bfloat16 products on a Hopper, its memory bandwidth, and about 40 launches of 5 us per
-// layer.
-constexpr Rates kGpuRates = {3e14, 3e12, 1e-6, 200e-6};
-
-}  // namespace
 
 TimeModel assumed_time_model(const ModelCost& model, Processor processor) {
   const Rates& rates = processor == Processor::kCpu ? kCpuRates : kGpuRates;
@@ -59,22 +76,6 @@ TimeModel assumed_time_model(const ModelCost& model, Processor processor) {
            seconds_of(step_flops(model, pair).attention) / attention_layers, rates.seconds_per_mask_block,
            seconds_of(step_flops(model, {.logit_rows = 1}).head)}};
 }
-
-namespace {
-
-// The share of the forward pass in forward and backward: of the layers, by FLOPs; of mask blocks as measured;
-// of the LM head by FLOPs.
-constexpr double kLinearForward = 2.0 / 6, kAttentionForward = 4.0 / 14, kMaskBlockForward = 3.0 / 8,
-                 kHeadForward = 2.0 / 8;
-
-TimeFeatures layers_forward(const ModelCost& model) {
-  const Work token{.tokens = 1, .logit_rows = 1};
-  const double linear =
-      model.frozen ? forward_flops(model, token).linear / step_flops(model, token).linear : kLinearForward;
-  return {0, 0, linear, kAttentionForward, kMaskBlockForward, 0};
-}
-
-}  // namespace
 
 double predicted_seconds(const TimeModel& model, const Load& load,
                          CheckpointActivations checkpoint_activations) {
@@ -99,19 +100,6 @@ double predicted_forward_seconds(const TimeModel& model, const Load& load) {
   for (int i = 0; i < kNumTimeFeatures; ++i) seconds += model.seconds[i] * features[i] * share[i];
   return seconds;
 }
-
-namespace {
-
-constexpr int64_t kFormatVersion = 1;
-constexpr double kMostSeconds = 1e9;  // so that those of a step stay finite
-constexpr const char* kBuiltIn = "built-in";
-constexpr const char* kMeasured = "measured";
-
-// In the order of time_features.
-constexpr const char* kRates[kNumTimeFeatures] = {
-    "micro_batch", "layer", "layer_token", "layer_pair", "layer_attention_piece", "logit_row"};
-
-}  // namespace
 
 nlohmann::ordered_json cost_model_json(const TimeModel& model) {
   nlohmann::ordered_json seconds;

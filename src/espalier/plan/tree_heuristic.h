@@ -23,7 +23,7 @@ LeafParts merge_bottom_up(const TokenTree& tree, int64_t budget);
 int64_t search_work(int64_t num_leaves);
 inline constexpr int64_t kMaxSearchWork = 24'000'000;
 
-/// The best of the constructions above, improved by improve_parts within `work` steps (0: not improved).
+/// The best of the constructions above, improved by local_search.h within `work` steps (0: not improved).
 /// No part exceeds the budget, which must be at least the longest leaf path. A tree that fits is one part.
 /// Deterministic.
 LeafParts split_tree(const TokenTree& tree, int64_t budget, int64_t work);
@@ -44,15 +44,5 @@ struct SinglePathPacking {
 /// The optimum among packings with one shared path per part. `budget` must be at least the longest leaf path.
 /// Ties go to the node nearer to the root (fewer parts). Linear time.
 SinglePathPacking pack_single_path(const TokenTree& tree, int64_t budget);
-
-/// Improves a tree packing by solving small neighbourhoods exactly. A neighbourhood is two or three parts.
-/// Their leaves span a small tree, in which every maximal subtree that lies in a single part becomes one leaf
-/// (an item). The heaviest items are expanded again as long as there are few enough. multi_path.h searches
-/// for packings of this tree with fewer tokens than the parts have; a packing that it finds replaces the
-/// parts. One step thus moves, swaps and merges leaves and whole subtrees. Parts are neighbours if they hold
-/// consecutive leaves (those with the deepest shared node come first), or if all of them have many free
-/// tokens. Returns parts with at most as many tokens in total, each within the budget. Deterministic. Stops
-/// when no neighbourhood improves or after `work` steps (about ten million a second).
-LeafParts improve_parts(const LeafPaths& leaves, int64_t budget, LeafParts parts, int64_t work);
 
 }  // namespace espalier

@@ -109,13 +109,6 @@ Prediction predict(const TimeModel& model, const Forest& forest, const Plan& pla
   return prediction;
 }
 
-Gains token_gains(const Forest& forest, const Plan& plan) {
-  const ForestStatistics statistics = forest_statistics(forest);
-  return Gains::of(static_cast<double>(statistics.flat_tokens),
-                   static_cast<double>(statistics.append_only_tokens), static_cast<double>(plan.num_tokens()),
-                   /*in_flops=*/false);
-}
-
 /// Fills the context of a plan from its micro-batches.
 ForestPlan with_context(ForestPlan plan) {
   const ContextIndex index(plan.plan.micro_batches);
@@ -131,7 +124,7 @@ ForestPlan plan(const Forest& forest, const PlanOptions& options, const ModelCos
       forest, costs == nullptr ? make_plan(forest, options) : make_plan(forest, options, costs->plan_costs()),
       std::nullopt};
   if (costs == nullptr) {
-    result.gains = token_gains(forest, result.plan);
+    result.gains = Gains::in_tokens(forest_statistics(forest), result.plan.num_tokens());
   } else {
     result.prediction = predict(costs->time, forest, result.plan, loss_positions(forest, loss_mask));
     const LossFlops& flops = result.prediction->flops;

@@ -32,8 +32,10 @@
 #include "espalier/python_engine/options.h"
 #include "espalier/runtime/out_of_memory.h"
 #include "espalier/sample/sampler.h"
+#include "espalier/train/optimizer/diagnosis.h"
 #include "espalier/train/optimizer/step_trainer.h"
 #include "espalier/train/run/checkpoint.h"
+#include "espalier/train/run/load_model.h"
 #include "espalier/train/run/metrics.h"
 #include "espalier/train/run/resume.h"
 
@@ -420,7 +422,7 @@ Trajectories Engine::sample(const Trajectories& rows, const NamedTexts& options,
   const State::Call call(state_.get());
   check_whole(state_->is_half_loaded, state_->trainer.is_half_updated());
   return plainly([&] {
-    const SamplingOptions sampling = parse_sampling_options(options);
+    const SamplingFlags sampling = parse_sampling_options(options);
     state_->check_rows(rows, rows_of(rows, std::nullopt));
     const State::StopIds& stop_ids = state_->stop_ids;
     const bool asks_model = !sampling.ignore_stop_ids && sampling.options.stop_ids.empty();

@@ -25,7 +25,7 @@ void add(ObjectiveOptions* options, OptionList* list) {
   add_objective_options(options, list);
 }
 
-void add(SamplingOptions* options, OptionList* list) {
+void add(SamplingFlags* options, OptionList* list) {
   options->add_sampling(list);
   options->add_sizes(list);
 }
@@ -80,8 +80,8 @@ ObjectiveOptions parse_objective_options(const NamedTexts& texts) {
   return options;
 }
 
-SamplingOptions parse_sampling_options(const NamedTexts& texts) {
-  return parsed<SamplingOptions>(texts);
+SamplingFlags parse_sampling_options(const NamedTexts& texts) {
+  return parsed<SamplingFlags>(texts);
 }
 
 std::string engine_options_json() {
@@ -93,7 +93,7 @@ std::string objective_options_json() {
 }
 
 std::string sampling_options_json() {
-  return described<SamplingOptions>();
+  return described<SamplingFlags>();
 }
 
 }  // namespace espalier::python_engine

@@ -26,6 +26,6 @@ struct EngineOptions {
 /// received. `threads` takes effect immediately.
 EngineOptions parse_engine_options(const NamedTexts& texts);
 ObjectiveOptions parse_objective_options(const NamedTexts& texts);
-SamplingOptions parse_sampling_options(const NamedTexts& texts);
+SamplingFlags parse_sampling_options(const NamedTexts& texts);
 
 }  // namespace espalier::python_engine

@@ -6,6 +6,8 @@
 #include <new>
 #include <string_view>
 
+#include "espalier/runtime/progress.h"
+
 namespace espalier {
 namespace {
 

@@ -12,7 +12,6 @@
 #include "espalier/base/output.h"
 #include "espalier/base/printable.h"
 #include "espalier/base/units.h"
-#include "espalier/runtime/out_of_memory.h"
 
 namespace espalier {
 namespace {
@@ -22,12 +21,12 @@ std::string current_work;
 
 constexpr std::string_view kReading = "reading ";
 
-}  // namespace
-
 void set_current_work(const std::string& work) {
   const std::lock_guard lock(mutex);
   current_work = work;
 }
+
+}  // namespace
 
 std::string out_of_memory_text() {
   const std::lock_guard lock(mutex);
@@ -39,8 +38,7 @@ std::string out_of_memory_text() {
   }
   return fmt::format(
       "out of memory{}: give a smaller --memory-budget, --token-budget or --batch-size, or "
-      "--checkpoint-activations "
-      "layer",
+      "--checkpoint-activations layer",
       current_work.empty() ? "" : " in " + current_work);
 }
 

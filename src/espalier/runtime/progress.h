@@ -9,7 +9,7 @@ namespace espalier {
 
 /// On a terminal redraws one line; otherwise prints a line when ten seconds have passed since the last one.
 /// Nothing is drawn for work that ends within half a second. The label is the current work that
-/// out_of_memory.h names. Text is passed through base/printable.h.
+/// out_of_memory_text names. Text is passed through base/printable.h.
 class Progress {
  public:
   explicit Progress(const std::string& label);
@@ -33,5 +33,8 @@ class Progress {
   Clock::time_point start_ = Clock::now();
   Clock::time_point last_ = start_;
 };
+
+/// A message with advice for running out of memory in the current work. Thread-safe.
+std::string out_of_memory_text();
 
 }  // namespace espalier

@@ -63,34 +63,6 @@ int64_t shared_tokens(const Forest& forest, int64_t a, int64_t b) {
   return tokens;
 }
 
-}  // namespace
-
-std::vector<std::vector<int64_t>> prompt_groups(const Forest& forest, int64_t token_budget) {
-  std::vector<int64_t> order(forest.num_trajectories());
-  std::iota(order.begin(), order.end(), 0);
-  std::stable_sort(order.begin(), order.end(),
-                   [&](int64_t a, int64_t b) { return forest.end_node[a] < forest.end_node[b]; });
-  std::vector<std::vector<int64_t>> groups;
-  int64_t tokens = 0;
-  for (const int64_t r : order) {
-    const int64_t size = forest.trajectory_size(r);
-    // In preorder a path shares its longest prefix with the path just before it.
-    const int64_t added = groups.empty() ? size
-                                         : size - shared_tokens(forest, forest.end_node[groups.back().back()],
-                                                                forest.end_node[r]);
-    if (groups.empty() || tokens + added > token_budget) {
-      groups.emplace_back();
-      tokens = size;
-    } else {
-      tokens += added;
-    }
-    groups.back().push_back(r);
-  }
-  return groups;
-}
-
-namespace {
-
 // Tokens per micro-batch of prompts: large enough for full speed, small enough for little activation memory.
 constexpr int64_t kMicroBatchTokens = 4096;
 
@@ -299,17 +271,6 @@ class Sampler {
   int64_t finished_tokens_ = 0;
 };
 
-}  // namespace
-
-SampleResult sample(const Decoder& decoder, const Trajectories& prompts, const SampleOptions& options,
-                    const std::function<void(const SampleProgress&)>& progress) {
-  check_options(decoder, prompts, options);
-  TokenChooser{options.choice};  // throws if an option is out of range
-  return Sampler(decoder, prompts, options, progress).run();
-}
-
-namespace {
-
 /// The first `size` tokens of a row. Loss and log-probabilities are kept if the prompt has tokens with loss.
 TrajectoryRow prompt_row(const Trajectories& rows, int64_t r, int64_t size) {
   TrajectoryRow row;
@@ -329,6 +290,37 @@ TrajectoryRow prompt_row(const Trajectories& rows, int64_t r, int64_t size) {
 }
 
 }  // namespace
+
+std::vector<std::vector<int64_t>> prompt_groups(const Forest& forest, int64_t token_budget) {
+  std::vector<int64_t> order(forest.num_trajectories());
+  std::iota(order.begin(), order.end(), 0);
+  std::stable_sort(order.begin(), order.end(),
+                   [&](int64_t a, int64_t b) { return forest.end_node[a] < forest.end_node[b]; });
+  std::vector<std::vector<int64_t>> groups;
+  int64_t tokens = 0;
+  for (const int64_t r : order) {
+    const int64_t size = forest.trajectory_size(r);
+    // In preorder a path shares its longest prefix with the path just before it.
+    const int64_t added = groups.empty() ? size
+                                         : size - shared_tokens(forest, forest.end_node[groups.back().back()],
+                                                                forest.end_node[r]);
+    if (groups.empty() || tokens + added > token_budget) {
+      groups.emplace_back();
+      tokens = size;
+    } else {
+      tokens += added;
+    }
+    groups.back().push_back(r);
+  }
+  return groups;
+}
+
+SampleResult sample(const Decoder& decoder, const Trajectories& prompts, const SampleOptions& options,
+                    const std::function<void(const SampleProgress&)>& progress) {
+  check_options(decoder, prompts, options);
+  TokenChooser{options.choice};  // throws if an option is out of range
+  return Sampler(decoder, prompts, options, progress).run();
+}
 
 Trajectories rows_of(const std::vector<Completion>& completions, const Trajectories& rows,
                      const Trajectories& prompts) {
@@ -351,7 +343,7 @@ Trajectories rows_of(const std::vector<Completion>& completions, const Trajector
   return builder.finish();
 }
 
-void SamplingOptions::add_sampling(OptionList* list) {
+void SamplingFlags::add_sampling(OptionList* list) {
   list->group("Sampling");
   list->add("samples", &options.samples, "Completions per prompt, which form a group", {.least = 1});
   list->add("max-new-tokens", &options.max_new_tokens, "Maximum tokens of a completion", {.least = 1});
@@ -376,7 +368,7 @@ void SamplingOptions::add_sampling(OptionList* list) {
             "and its number among the completions");
 }
 
-void SamplingOptions::add_sizes(OptionList* list) {
+void SamplingFlags::add_sizes(OptionList* list) {
   list->group(kMachineGroup);
   list->add("batch-size", &options.batch_size,
             "Maximum number of completions sampled together: more are faster per token and use more memory "
@@ -388,7 +380,7 @@ void SamplingOptions::add_sizes(OptionList* list) {
             {.least = 1});
 }
 
-SampleOptions SamplingOptions::resolved(const std::vector<int32_t>& model_stop_ids,
+SampleOptions SamplingFlags::resolved(const std::vector<int32_t>& model_stop_ids,
                                         int64_t vocab_size) const {
   SampleOptions all = options;
   if (ignore_stop_ids) {

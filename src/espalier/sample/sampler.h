@@ -78,7 +78,7 @@ SampleResult sample(const Decoder& decoder, const Trajectories& prompts, const S
 Trajectories rows_of(const std::vector<Completion>& completions, const Trajectories& rows,
                      const Trajectories& prompts);
 
-struct SamplingOptions {
+struct SamplingFlags {
   SampleOptions options;  // stop_ids: as given by --stop-id
   bool ignore_stop_ids = false;
   bool whole_rows = false;

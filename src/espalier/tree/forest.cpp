@@ -292,41 +292,6 @@ class Trie {
   int64_t unreleased_ = 0;         // tokens read since the last release
 };
 
-}  // namespace
-
-int64_t Forest::flat_tokens() const {
-  int64_t total = 0;
-  for (int64_t n = 0; n < num_nodes(); ++n) total += multiplicity[n] * node_size(n);
-  return total;
-}
-
-Forest build_forest(const TokenSequences& sequences, std::span<const int64_t> rows, ChildOrder order) {
-  check_sequences(sequences);
-  const int64_t num_rows = rows.empty() ? sequences.num_sequences() : static_cast<int64_t>(rows.size());
-  Trie trie(sequences);
-  for (int64_t r = 0; r < num_rows; ++r) {
-    const int64_t row = rows.empty() ? r : rows[r];
-    ESPALIER_CHECK(row >= 0 && row < sequences.num_sequences(), "row {}: expected a row in [0, {})", row,
-                   sequences.num_sequences());
-    const int64_t begin = sequences.offsets[row], end = sequences.offsets[row + 1];
-    ESPALIER_CHECK(begin != end, "row {}: expected at least one token, received an empty sequence", row);
-    ESPALIER_CHECK(0 <= begin && begin < end && end <= sequences.offsets.back(),
-                   "row {}: expected ascending offsets in [0, {}], received [{}, {})", row,
-                   sequences.offsets.back(), begin, end);
-    trie.add(row);
-  }
-  return trie.finish(order);
-}
-
-std::vector<int64_t> root_path(const Forest& forest, int64_t n) {
-  std::vector<int64_t> path;
-  for (; n >= 0; n = forest.parent[n]) path.push_back(n);
-  std::reverse(path.begin(), path.end());
-  return path;
-}
-
-namespace {
-
 /// Visible pairs of `size` consecutive tokens, the first of them at `position`.
 int64_t run_pairs(int64_t position, int64_t size) {
   return size * position + size * (size + 1) / 2;
@@ -372,6 +337,46 @@ void count_tokens(const Forest& forest, ForestStatistics& statistics) {
 }
 
 }  // namespace
+
+int64_t Forest::flat_tokens() const {
+  int64_t total = 0;
+  for (int64_t n = 0; n < num_nodes(); ++n) total += multiplicity[n] * node_size(n);
+  return total;
+}
+
+Forest build_forest(const TokenSequences& sequences, std::span<const int64_t> rows, ChildOrder order) {
+  check_sequences(sequences);
+  const int64_t num_rows = rows.empty() ? sequences.num_sequences() : static_cast<int64_t>(rows.size());
+  Trie trie(sequences);
+  for (int64_t r = 0; r < num_rows; ++r) {
+    const int64_t row = rows.empty() ? r : rows[r];
+    ESPALIER_CHECK(row >= 0 && row < sequences.num_sequences(), "row {}: expected a row in [0, {})", row,
+                   sequences.num_sequences());
+    const int64_t begin = sequences.offsets[row], end = sequences.offsets[row + 1];
+    ESPALIER_CHECK(begin != end, "row {}: expected at least one token, received an empty sequence", row);
+    ESPALIER_CHECK(0 <= begin && begin < end && end <= sequences.offsets.back(),
+                   "row {}: expected ascending offsets in [0, {}], received [{}, {})", row,
+                   sequences.offsets.back(), begin, end);
+    trie.add(row);
+  }
+  return trie.finish(order);
+}
+
+std::vector<int64_t> root_path(const Forest& forest, int64_t n) {
+  std::vector<int64_t> path;
+  for (; n >= 0; n = forest.parent[n]) path.push_back(n);
+  std::reverse(path.begin(), path.end());
+  return path;
+}
+
+std::vector<int64_t> first_leaves(const Forest& forest) {
+  // In preorder a node's first child follows it, so both have the same first leaf.
+  std::vector<int64_t> first(forest.num_nodes());
+  for (int64_t n = forest.num_nodes() - 1; n >= 0; --n) {
+    first[n] = forest.subtree_last[n] == n + 1 ? n : first[n + 1];
+  }
+  return first;
+}
 
 ForestStatistics forest_statistics(const Forest& forest) {
   ForestStatistics statistics;

@@ -62,6 +62,9 @@ Forest build_forest(const TokenSequences& sequences, std::span<const int64_t> ro
 /// Nodes from the root to node n, both included.
 std::vector<int64_t> root_path(const Forest& forest, int64_t n);
 
+/// For each node the first leaf below it; a leaf itself.
+std::vector<int64_t> first_leaves(const Forest& forest);
+
 /// Counts of a forest. Append-only merging, which a trainer without trees can do, drops trajectories that
 /// another one extends or equals and encodes the others separately. It leaves one trajectory per leaf:
 /// trajectories that end at inner nodes are dropped, and duplicates count once. append_only_tokens is the sum

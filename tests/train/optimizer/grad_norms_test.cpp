@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Gradient norms by kind of module.
-#include "espalier/train/optimizer/optimizer.h"
+#include "espalier/train/optimizer/diagnosis.h"
 
 #include <gtest/gtest.h>
 

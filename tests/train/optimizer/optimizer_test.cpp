@@ -13,7 +13,7 @@
 #include "espalier/base/safetensors.h"
 #include "espalier/model/model.h"
 #include "espalier/model/weights/tensor_bytes.h"
-#include "espalier/train/optimizer/step_trainer.h"
+#include "espalier/train/optimizer/diagnosis.h"
 #include "tests/base/message_of.h"
 #include "tests/base/scratch_folder.h"
 #include "tests/engine/tiny_models.h"

@@ -11,7 +11,7 @@
 
 #include "espalier/base/check.h"
 #include "espalier/engine/engine.h"
-#include "espalier/train/run/resume.h"
+#include "espalier/train/run/load_model.h"
 #include "tests/base/message_of.h"
 #include "tests/train/run/trainer_fixture.h"
 

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // espalier bench: measures strategies against each other and reports the FLOP bound.
 #include <ATen/Parallel.h>
-#include <nlohmann/json.hpp>
 
 #include <algorithm>
 #include <cstdint>
@@ -21,6 +20,7 @@
 #include "espalier/measure/benchmark.h"
 #include "espalier/measure/calibrate.h"
 #include "espalier/measure/device_options.h"
+#include "espalier/measure/gemm_rates.h"
 #include "espalier/measure/product_decision.h"
 #include "espalier/measure/workloads.h"
 #include "espalier/model/init.h"
@@ -31,12 +31,6 @@
 
 namespace espalier::cli {
 namespace {
-
-struct GemmFlags {
-  int64_t rows;    // tokens
-  int64_t rounds;  // measured rounds
-  bool json;
-};
 
 struct MeasuredRates {
   std::string hardware;
@@ -105,9 +99,8 @@ nlohmann::ordered_json json_of(const MeasuredRates& measured) {
           {"rows", rows}};
 }
 
-// --gemm: measures the rates of the model's matrix products and prints a table (or JSON) with a row per
-// linear map and part of it, and the choice with its reason. Returns the table as text.
-std::string bench_gemm(const DecoderConfig& config, const GemmFlags& flags) {
+// --gemm: the rates of the model's matrix products.
+MeasuredRates measure_rates(const DecoderConfig& config, int64_t tokens, int64_t rounds) {
   Progress progress("bench");
   MeasuredRates measured;
   measured.hardware =
@@ -115,10 +108,8 @@ std::string bench_gemm(const DecoderConfig& config, const GemmFlags& flags) {
   const auto note = [&](const std::string& line) { progress.line(line); };
   measured.decision = decide_products(product_features(), cache_folder(), note);
   measured.ways = product_ways();
-  measured.rates = measure_gemm_rates(linear_shapes(config, flags.rows), measured.ways, flags.rounds);
-  const std::string text = fmt::format("{}\n\n{}", measured.hardware, table_of(measured));
-  fmt::print("{}", flags.json ? json_of(measured).dump(2) + "\n" : text);
-  return text;
+  measured.rates = measure_gemm_rates(linear_shapes(config, tokens), measured.ways, rounds);
+  return measured;
 }
 
 // The default model: small, with the proportions of large ones.
@@ -213,6 +204,13 @@ std::string hardware_of(const BenchArguments& flags, at::Device device) {
                      flags.benchmark.cpu_seconds ? ", CPU seconds" : "");
 }
 
+void report(const BenchArguments& flags, const std::string& hardware, const std::string& table,
+            const nlohmann::ordered_json& json) {
+  const std::string text = fmt::format("{}\n\n{}", hardware, table);
+  if (!flags.out.empty()) write_text(flags.out, text);
+  print_output("{}", flags.json ? json.dump(2) + "\n" : text);
+}
+
 void run_bench(BenchArguments flags) {
   const auto [device, kernels] = flags.device.open();
   const KernelScope scope(kernels);
@@ -225,10 +223,8 @@ void run_bench(BenchArguments flags) {
     ESPALIER_CHECK(device.is_cpu(), "--gemm: expected --device cpu, received {}", device.str());
     const DecoderConfig config =
         flags.model.empty() ? load_or_make(flags, device).config() : read_config(flags.model);
-    const std::string text =
-        bench_gemm(config, {flags.sizes.tree_tokens, flags.benchmark.repeats, flags.json});
-    if (!flags.out.empty()) write_text(flags.out, text);
-    return;
+    const MeasuredRates measured = measure_rates(config, flags.sizes.tree_tokens, flags.benchmark.repeats);
+    return report(flags, measured.hardware, table_of(measured), json_of(measured));
   }
   const Decoder decoder = load_or_make(flags, device);
   std::vector<Measured> all;
@@ -241,15 +237,8 @@ void run_bench(BenchArguments flags) {
     all.push_back({set.name, benchmark(decoder, set.trajectories, sides, flags.benchmark, note)});
   }
   const std::string hardware = hardware_of(flags, device);
-  const std::string text = fmt::format("{}\n\n{}", hardware, bench_table(bench_sides(flags), all));
-  if (!flags.out.empty()) write_text(flags.out, text);
-  if (!flags.json) {
-    print_output("{}", text);
-    return;
-  }
-  const nlohmann::ordered_json json = {
-      {"hardware", hardware}, {"device", device.str()}, {"rows", bench_rows(bench_sides(flags), all)}};
-  print_output("{}\n", json.dump(2));
+  report(flags, hardware, bench_table(bench_sides(flags), all),
+         {{"hardware", hardware}, {"device", device.str()}, {"rows", bench_rows(bench_sides(flags), all)}});
 }
 
 constexpr auto kStrategies = std::to_array<Word<Strategy>>(

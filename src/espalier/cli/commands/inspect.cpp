@@ -33,12 +33,14 @@ struct InspectArguments {
 
 // In FLOPs of the whole forest in one micro-batch. In tokens without a model, or if every trajectory is a
 // single token, because then no token can carry loss.
-Gains predict(const std::string& model, const Trajectories& trajectories, const Forest& forest) {
-  if (model.empty()) return token_gains(forest, make_plan(forest, {}));
+Gains predict(const std::string& model, const Trajectories& trajectories,
+              const ForestStatistics& statistics) {
+  const Gains in_tokens = Gains::in_tokens(statistics, statistics.tree_tokens);
+  if (model.empty()) return in_tokens;
   const Step step = make_step(trajectories, {.terms = TermChoice::kWithLossOrAll});
   StepFlops flops;
   flops.add(model_cost(read_config(model)), step);
-  return flops.plan > 0 ? flops.gains() : token_gains(step.forest, step.plan);
+  return flops.plan > 0 ? flops.gains() : in_tokens;
 }
 
 std::optional<Vocabulary> read_vocabulary(const std::string& model) {
@@ -55,7 +57,7 @@ void run_inspect(const InspectArguments& flags) {
   InspectReport report;
   report.statistics = forest_statistics(forest);
   report.by_depth = sharing_by_depth(forest);
-  report.gains = predict(flags.model, trajectories, forest);
+  report.gains = predict(flags.model, trajectories, report.statistics);
   SharingOptions options;
   options.vocabulary = vocabulary;
   report.sharing = analyse_sharing(trajectories, forest, options);

@@ -27,22 +27,6 @@
 namespace espalier::cli {
 namespace {
 
-/// The output of --ranks: a distribution over ranks, and for comparison one of whole trajectories without
-/// trees.
-struct RankTable {
-  RankPlan plan;
-  RankPlan trajectories;
-  int64_t forest_tokens = 0;
-  bool has_model = false;  // seconds are predicted for a given model
-
-  RankTable(const Forest& forest, int64_t num_ranks, const TimeModel& model, bool has_model);
-
-  /// A few lines of figures, and a row per rank if there are few.
-  std::string text() const;
-  /// Everything, with the trajectories of each rank.
-  nlohmann::ordered_json json() const;
-};
-
 constexpr size_t kMostRows = 16;
 
 std::string percent(double part) {
@@ -57,60 +41,66 @@ nlohmann::ordered_json json_of(const RankPlan& plan) {
           {"repeated_tokens", plan.repeated_tokens}};
 }
 
-RankTable::RankTable(const Forest& forest, int64_t num_ranks, const TimeModel& model, bool has_model)
-    : plan(distribute(forest, num_ranks, model)),
-      trajectories(distribute_trajectories(forest, num_ranks, model)),
-      forest_tokens(forest.tree_tokens()),
-      has_model(has_model) {}
+/// The output of --ranks: a distribution over ranks, and for comparison one of whole trajectories without
+/// trees.
+struct RankTable {
+  RankPlan plan;
+  RankPlan trajectories;
+  int64_t forest_tokens = 0;
+  bool has_model = false;  // seconds are predicted for a given model
 
-std::string RankTable::text() const {
-  std::string text;
-  const auto row = [&](const char* name, const std::string& value) {
-    text += fmt::format("{:<20}{}\n", name, value);
-  };
-  const auto slowest = [&](const RankPlan& ranks) {
-    const std::string seconds = has_model ? seconds_text(ranks.seconds()) + ", " : "";
-    return fmt::format("{}{} over the mean", seconds, percent(ranks.imbalance()));
-  };
-  const auto idle =
-      std::ranges::count_if(plan.ranks, [](const RankShare& r) { return r.trajectories.empty(); });
-  row("ranks", with_commas(static_cast<int64_t>(plan.ranks.size())) +
-                   (idle > 0 ? fmt::format(", {} of them idle", with_commas(idle)) : ""));
-  row("slowest rank", slowest(plan));
-  row("  over the bound",
-      fmt::format("{} above the lower bound of any distribution",
-                  percent(plan.least_seconds > 0 ? plan.seconds() / plan.least_seconds - 1 : 0)));
-  row("split trees", fmt::format("{}, which repeat {} tokens ({})", with_commas(plan.split_trees),
-                                 with_commas(plan.repeated_tokens),
-                                 percent(static_cast<double>(plan.repeated_tokens) /
-                                         std::max(1.0, static_cast<double>(forest_tokens)))));
-  row("without trees",
-      fmt::format("{}, {:.2f} times the seconds (whole trajectories, by Karmarkar-Karp)",
-                  slowest(trajectories), plan.seconds() > 0 ? trajectories.seconds() / plan.seconds() : 1));
-  if (plan.ranks.size() > kMostRows) return text;
-  text += fmt::format("\n  {:>4}  {:>12}  {:>11}  {:>10}\n", "rank", "trajectories", "tree tokens",
-                      has_model ? "time" : "of slowest");
-  for (size_t r = 0; r < plan.ranks.size(); ++r) {
-    const RankShare& share = plan.ranks[r];
-    text += fmt::format(
-        "  {:>4}  {:>12}  {:>11}  {:>10}\n", r, with_commas(static_cast<int64_t>(share.trajectories.size())),
-        with_commas(share.tree_tokens),
-        has_model ? seconds_text(share.seconds) : percent(share.seconds / std::max(plan.seconds(), 1e-300)));
+  /// A few lines of figures, and a row per rank if there are few.
+  std::string text() const {
+    std::string text;
+    const auto row = [&](const char* name, const std::string& value) {
+      text += fmt::format("{:<20}{}\n", name, value);
+    };
+    const auto slowest = [&](const RankPlan& ranks) {
+      const std::string seconds = has_model ? seconds_text(ranks.seconds()) + ", " : "";
+      return fmt::format("{}{} over the mean", seconds, percent(ranks.imbalance()));
+    };
+    const auto idle =
+        std::ranges::count_if(plan.ranks, [](const RankShare& r) { return r.trajectories.empty(); });
+    row("ranks", with_commas(static_cast<int64_t>(plan.ranks.size())) +
+                     (idle > 0 ? fmt::format(", {} of them idle", with_commas(idle)) : ""));
+    row("slowest rank", slowest(plan));
+    row("  over the bound",
+        fmt::format("{} above the lower bound of any distribution",
+                    percent(plan.least_seconds > 0 ? plan.seconds() / plan.least_seconds - 1 : 0)));
+    row("split trees", fmt::format("{}, which repeat {} tokens ({})", with_commas(plan.split_trees),
+                                   with_commas(plan.repeated_tokens),
+                                   percent(static_cast<double>(plan.repeated_tokens) /
+                                           std::max(1.0, static_cast<double>(forest_tokens)))));
+    row("without trees",
+        fmt::format("{}, {:.2f} times the seconds (whole trajectories, by Karmarkar-Karp)",
+                    slowest(trajectories), plan.seconds() > 0 ? trajectories.seconds() / plan.seconds() : 1));
+    if (plan.ranks.size() > kMostRows) return text;
+    text += fmt::format("\n  {:>4}  {:>12}  {:>11}  {:>10}\n", "rank", "trajectories", "tree tokens",
+                        has_model ? "time" : "of slowest");
+    for (size_t r = 0; r < plan.ranks.size(); ++r) {
+      const RankShare& share = plan.ranks[r];
+      text += fmt::format("  {:>4}  {:>12}  {:>11}  {:>10}\n", r,
+                          with_commas(static_cast<int64_t>(share.trajectories.size())),
+                          with_commas(share.tree_tokens),
+                          has_model ? seconds_text(share.seconds)
+                                    : percent(share.seconds / std::max(plan.seconds(), 1e-300)));
+    }
+    return text;
   }
-  return text;
-}
 
-nlohmann::ordered_json RankTable::json() const {
-  nlohmann::ordered_json json = json_of(plan);
-  json["without_trees"] = json_of(trajectories);
-  json["ranks"] = nlohmann::ordered_json::array();
-  for (const RankShare& share : plan.ranks) {
-    json["ranks"].push_back({{"trajectories", share.trajectories},
-                             {"tree_tokens", share.tree_tokens},
-                             {"predicted_seconds", share.seconds}});
+  /// Everything, with the trajectories of each rank.
+  nlohmann::ordered_json json() const {
+    nlohmann::ordered_json json = json_of(plan);
+    json["without_trees"] = json_of(trajectories);
+    json["ranks"] = nlohmann::ordered_json::array();
+    for (const RankShare& share : plan.ranks) {
+      json["ranks"].push_back({{"trajectories", share.trajectories},
+                               {"tree_tokens", share.tree_tokens},
+                               {"predicted_seconds", share.seconds}});
+    }
+    return json;
   }
-  return json;
-}
+};
 
 // The values of --dtype.
 constexpr auto kDtypes = std::to_array<Word<std::string_view>>(
@@ -147,9 +137,15 @@ void run_plan(const PlanArguments& flags) {
   progress.reset();
   summary.step = &compared.step;
   summary.plans = &compared.plans;
-  summary.gains = flops.plan > 0 ? flops.gains() : token_gains(compared.step.forest, compared.step.plan);
+  summary.gains = flops.plan > 0 ? flops.gains()
+                                 : Gains::in_tokens(forest_statistics(compared.step.forest),
+                                                    compared.step.plan.num_tokens());
   std::optional<RankTable> ranks;
-  if (flags.ranks > 0) ranks.emplace(compared.step.forest, flags.ranks, rates, !flags.model.empty());
+  if (const Forest& forest = compared.step.forest; flags.ranks > 0) {
+    ranks =
+        RankTable{distribute(forest, flags.ranks, rates), distribute_trajectories(forest, flags.ranks, rates),
+                  forest.tree_tokens(), !flags.model.empty()};
+  }
   if (flags.json) {
     nlohmann::ordered_json json = summary.json();
     if (ranks) json["distribution"] = ranks->json();

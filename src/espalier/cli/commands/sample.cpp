@@ -29,7 +29,7 @@ namespace {
 struct SampleArguments {
   DataFlags data;
   DeviceOptions device;
-  SamplingOptions sampling;
+  SamplingFlags sampling;
   bool text = false, json = false;
   int64_t check = 16;
   std::string model, out;
@@ -37,7 +37,7 @@ struct SampleArguments {
 };
 
 SampleResult run_sampler(const SampleArguments& flags, const Decoder& decoder, const Trajectories& prompts) {
-  const SamplingOptions& sampling = flags.sampling;
+  const SamplingFlags& sampling = flags.sampling;
   const bool asks_model = !sampling.ignore_stop_ids && sampling.options.stop_ids.empty();
   const SampleOptions options = sampling.resolved(
       asks_model ? read_stop_ids(flags.model) : std::vector<int32_t>(), decoder.vocab_size());

@@ -21,6 +21,7 @@ namespace espalier::cli {
 std::vector<std::string> data_summary(const std::string& name, const ReadReport& report,
                                       const Trajectories& trajectories, const DataUse& use);
 
+/// Whether the objective uses a field of the rows (data_fields in objective/objective.h).
 bool objective_reads(const ObjectiveOptions& objective, Field field);
 
 /// What makes the gradient weaker than one may expect, a line each (objective/signal.h).

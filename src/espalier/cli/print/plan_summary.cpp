@@ -81,44 +81,6 @@ nlohmann::ordered_json candidate_json(const Candidate& candidate, const StepPred
   return json;
 }
 
-}  // namespace
-
-std::vector<std::optional<StepPrediction>> predict_candidates(const PlanCosts& costs,
-                                                              ComparedStep* compared) {
-  std::vector<std::optional<StepPrediction>> predictions;
-  for (const Candidate& candidate : compared->plans.candidates) {
-    predictions.emplace_back();
-    if (!candidate.plan) continue;
-    set_plan(&compared->step, *candidate.plan);
-    predictions.back() = predict_step(costs, compared->step);
-  }
-  set_plan(&compared->step, *compared->plans.candidates[compared->plans.chosen].plan);
-  return predictions;
-}
-
-std::string way_text(const PlanOptions& way) {
-  if (way.checkpoint_activations == CheckpointActivations::kNone) return to_string(way.strategy);
-  return fmt::format("{}, activations checkpointed by {}", to_string(way.strategy),
-                     to_string(way.checkpoint_activations));
-}
-
-std::string memory_budget_text(double bytes) {
-  const char* const units[] = {"B", "KiB", "MiB", "GiB", "TiB"};
-  int unit = 0;
-  // Rounding up keeps four or five digits, so that the budget is hardly larger than needed.
-  while (bytes >= 10'240 && unit < 4) {
-    bytes /= 1024;
-    ++unit;
-  }
-  return fmt::format("{:.0f}{}", std::ceil(bytes), units[unit]);
-}
-
-const StepPrediction* PlanSummary::chosen_prediction() const {
-  return predictions.empty() ? nullptr : &*predictions[plans->chosen];
-}
-
-namespace {
-
 std::string totals_text(const PlanSummary& summary) {
   const Forest& forest = summary.step->forest;
   const Plan& plan = summary.step->plan;
@@ -201,6 +163,40 @@ std::string faster_note(const PlanSummary& summary) {
 
 }  // namespace
 
+std::vector<std::optional<StepPrediction>> predict_candidates(const PlanCosts& costs,
+                                                              ComparedStep* compared) {
+  std::vector<std::optional<StepPrediction>> predictions;
+  for (const Candidate& candidate : compared->plans.candidates) {
+    predictions.emplace_back();
+    if (!candidate.plan) continue;
+    set_plan(&compared->step, *candidate.plan);
+    predictions.back() = predict_step(costs, compared->step);
+  }
+  set_plan(&compared->step, *compared->plans.candidates[compared->plans.chosen].plan);
+  return predictions;
+}
+
+std::string way_text(const PlanOptions& way) {
+  if (way.checkpoint_activations == CheckpointActivations::kNone) return to_string(way.strategy);
+  return fmt::format("{}, activations checkpointed by {}", to_string(way.strategy),
+                     to_string(way.checkpoint_activations));
+}
+
+std::string memory_budget_text(double bytes) {
+  const char* const units[] = {"B", "KiB", "MiB", "GiB", "TiB"};
+  int unit = 0;
+  // Rounding up keeps four or five digits, so that the budget is hardly larger than needed.
+  while (bytes >= 10'240 && unit < 4) {
+    bytes /= 1024;
+    ++unit;
+  }
+  return fmt::format("{:.0f}{}", std::ceil(bytes), units[unit]);
+}
+
+const StepPrediction* PlanSummary::chosen_prediction() const {
+  return predictions.empty() ? nullptr : &*predictions[plans->chosen];
+}
+
 std::string PlanSummary::text() const {
   return fmt::format("{}\n{}\nstrategies (* {})\n{}{}", totals_text(*this),
                      gains_report(gains, !predictions.empty()), chosen_by(asked), comparison_table(*this),
@@ -244,14 +240,7 @@ nlohmann::ordered_json PlanSummary::json() const {
 }
 
 void StepFlops::add(const ModelCost& model, const Step& step) {
-  *this += loss_flops(model, step.forest, step.plan, loss_positions(step));
-}
-
-Gains token_gains(const Forest& forest, const Plan& plan) {
-  const ForestStatistics statistics = forest_statistics(forest);
-  return Gains::of(static_cast<double>(statistics.flat_tokens),
-                   static_cast<double>(statistics.append_only_tokens), static_cast<double>(plan.num_tokens()),
-                   /*in_flops=*/false);
+  *this += loss_flops(model, step);
 }
 
 }  // namespace espalier::cli

@@ -48,7 +48,4 @@ struct StepFlops : LossFlops {
   Gains gains() const { return Gains::of(sequence_packing, append_only, plan, /*in_flops=*/true); }
 };
 
-/// Gains in tokens: those that the plan encodes, against sequence packing and append-only merging.
-Gains token_gains(const Forest& forest, const Plan& plan);
-
 }  // namespace espalier::cli

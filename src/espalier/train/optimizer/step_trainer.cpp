@@ -1,137 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "espalier/train/optimizer/step_trainer.h"
 
-#include <ATen/ATen.h>
 #include <c10/util/Exception.h>
-#include <fmt/ranges.h>
+#include <fmt/format.h>
 
 #include <cmath>
 #include <exception>
-#include <limits>
 #include <utility>
-#include <vector>
 
-#include "espalier/engine/engine.h"
-#include "espalier/model/weights/tensor_bytes.h"
+#include "espalier/train/optimizer/diagnosis.h"
 
 namespace espalier {
-namespace {
-
-// The first tensor that is not finite, and the number of others.
-class Findings {
- public:
-  void add(const std::string& what, const std::string& fault) {
-    if (fault.empty()) return;
-    if (count_++ == 0) first_ = fmt::format("{} {}", what, fault);
-  }
-
-  std::string text(const char* others) const {
-    if (count_ <= 1) return first_;
-    return fmt::format("{}, and so do {} other {}", first_, count_ - 1, others);
-  }
-
- private:
-  int64_t count_ = 0;
-  std::string first_;
-};
-
-std::string nonfinite_gradients(const Decoder& decoder) {
-  Findings findings;
-  const std::vector<at::Tensor> gradients = decoder.gradients();
-  for (size_t i = 0; i < gradients.size(); ++i) {
-    if (gradients[i].defined())
-      findings.add(fmt::format("the gradient of `{}`", decoder.parameters()[i].name),
-                   nonfinite_text(gradients[i]));
-  }
-  return findings.text("gradients");
-}
-
-// A token with an extreme value, for messages.
-struct Place {
-  int64_t row = -1;
-  int64_t position = 0;
-  double logprob = 0;
-
-  std::string text(const Trajectories& trajectories) const {
-    return fmt::format("token {} of trajectory `{}` (row {})", position, trajectories.name(row), row);
-  }
-};
-
-struct TermFindings {
-  int64_t nonfinite = 0;  // terms whose log-probability is not finite
-  Place first_nonfinite;
-  double largest_share = 0;  // largest |coefficient * advantage * ratio|
-  Place largest;
-};
-
-TermFindings look_at_terms(const Step& step, const Loss& loss, const std::vector<double>& logprobs) {
-  const Trajectories& trajectories = loss.trajectories();
-  TermFindings findings;
-  for (size_t k = 0; k < step.rows.size(); ++k) {
-    const int64_t row = step.rows[k];
-    const Objective& objective = loss.part(loss.part_of(row)).objective();
-    const bool has_ratio =
-        objective.reads(TermColumn::kAdvantage) && objective.reads(TermColumn::kOldLogprob);
-    for (const Term& term : step.terms.row(static_cast<int64_t>(k))) {
-      const int64_t token = trajectories.offsets[row] + term.position;
-      const Place place{row, term.position, logprobs[token]};
-      if (!std::isfinite(place.logprob)) {
-        if (findings.nonfinite++ == 0) findings.first_nonfinite = place;
-      } else if (has_ratio && trajectories.logprobs.has(row)) {
-        const double advantage = loss.column(TermColumn::kAdvantage, row, term.position);
-        if (clips_ratio(objective.options().kind) && advantage >= 0)
-          continue;  // clipped, so it cannot overflow
-        const double share = std::abs(term.coefficient * advantage) *
-                             std::exp(place.logprob - trajectories.logprobs.values[token]);
-        if (!(share <= findings.largest_share)) {
-          findings.largest_share = share;
-          findings.largest = place;
-        }
-      }
-    }
-  }
-  return findings;
-}
-
-std::string suspicious_terms(const Decoder& decoder, const Step& step, const Loss& loss) {
-  const Trajectories& trajectories = loss.trajectories();
-  std::vector<double> logprobs(trajectories.num_tokens(), std::numeric_limits<double>::quiet_NaN());
-  compute_logprobs(decoder, trajectories, step, &logprobs);
-  const TermFindings found = look_at_terms(step, loss, logprobs);
-  if (found.nonfinite > 0) {
-    return fmt::format("the log-probability of {} is {} ({} of {} tokens with loss are not finite)",
-                       found.first_nonfinite.text(trajectories), found.first_nonfinite.logprob,
-                       found.nonfinite, step.terms.values.size());
-  }
-  // Below this bound the gradient does not overflow float32.
-  if (found.largest_share <= 1e25) return "";
-  const int64_t token = trajectories.offsets[found.largest.row] + found.largest.position;
-  return fmt::format(
-      "{} has log-probability {:.6g}, but `logprobs` of the data say {:.6g}: a policy ratio of {:.3g}",
-      found.largest.text(trajectories), found.largest.logprob, trajectories.logprobs.values[token],
-      std::exp(found.largest.logprob - trajectories.logprobs.values[token]));
-}
-
-}  // namespace
-
-std::string nonfinite_parameters(const Decoder& decoder) {
-  Findings findings;
-  for (const Parameter& parameter : decoder.parameters())
-    findings.add(fmt::format("`{}`", parameter.name), nonfinite_text(parameter.value));
-  return findings.text("parameters");
-}
-
-std::string explain_nonfinite(const Decoder& decoder, const Step& step, const Loss& loss) {
-  const std::string parameters = nonfinite_parameters(decoder);
-  if (!parameters.empty()) return parameters;
-  std::vector<std::string> findings;
-  const std::string gradients = nonfinite_gradients(decoder);
-  const std::string terms = suspicious_terms(decoder, step, loss);
-  for (const std::string& finding : {terms, gradients}) {
-    if (!finding.empty()) findings.push_back(finding);
-  }
-  return fmt::format("{}", fmt::join(findings, "; "));
-}
 
 StepResult StepTrainer::add_gradients(const Step& step, const Loss& loss, const MicroBatchProgress& progress,
                                       const std::function<void()>& meanwhile) {

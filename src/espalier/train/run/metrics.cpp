@@ -71,17 +71,6 @@ uint32_t masked_crc(const std::string& bytes) {
   return ((crc >> 15) | (crc << 17)) + 0xa282ead8u;
 }
 
-}  // namespace
-
-uint32_t crc32c(const std::string& bytes) {
-  static const std::array<uint32_t, 256> table = crc32c_table();
-  uint32_t crc = 0xFFFFFFFFu;
-  for (const char byte : bytes) crc = table[(crc ^ static_cast<uint8_t>(byte)) & 0xFF] ^ (crc >> 8);
-  return crc ^ 0xFFFFFFFFu;
-}
-
-namespace {
-
 std::filesystem::path event_path(const std::filesystem::path& folder) {
   std::array<char, 256> host{"localhost"};
   gethostname(host.data(), host.size() - 1);
@@ -94,7 +83,54 @@ std::filesystem::path event_path(const std::filesystem::path& folder) {
   return path;
 }
 
+constexpr std::string_view kEvaluationPrefix = "eval_";
+
+// The lines of metrics.jsonl to keep on resume: those that will not be written again. An incomplete last line
+// is dropped.
+std::string kept_lines(const std::string& text, const MetricsStart& start) {
+  if (start.resumed_step == 0) return "";
+  const auto keeps = [&](const nlohmann::json& line) {
+    const auto step = line.value("step", int64_t{0});
+    return step < start.resumed_step ||
+           (step == start.resumed_step && !(start.evaluates_it && line.contains("eval_loss")));
+  };
+  std::string kept;
+  for (size_t begin = 0, end; (end = text.find('\n', begin)) != std::string::npos; begin = end + 1) {
+    const std::string line = text.substr(begin, end - begin + 1);
+    const auto json = nlohmann::json::parse(line, nullptr, /*allow_exceptions=*/false);
+    if (json.is_object() && keeps(json)) kept += line;
+  }
+  return kept;
+}
+
+// Truncates metrics.jsonl to the lines to keep. Throws InputError on failure.
+void trim(const std::filesystem::path& path, const MetricsStart& start) {
+  const std::string text = std::filesystem::exists(path) ? read_text(path) : "";
+  const std::string kept = kept_lines(text, start);
+  if (kept == text && !text.empty()) return;
+  if (!text.empty() && text.starts_with(kept)) {  // the usual case, which needs no disk space
+    std::error_code error;
+    std::filesystem::resize_file(path, kept.size(), error);
+    ESPALIER_CHECK(!error, "cannot shorten {}: {}", path.string(), error.message());
+    return;
+  }
+  write_text(path, kept);
+}
+
+int64_t peak_memory_bytes() {
+  rusage usage{};
+  getrusage(RUSAGE_SELF, &usage);
+  return int64_t{1024} * usage.ru_maxrss;
+}
+
 }  // namespace
+
+uint32_t crc32c(const std::string& bytes) {
+  static const std::array<uint32_t, 256> table = crc32c_table();
+  uint32_t crc = 0xFFFFFFFFu;
+  for (const char byte : bytes) crc = table[(crc ^ static_cast<uint8_t>(byte)) & 0xFF] ^ (crc >> 8);
+  return crc ^ 0xFFFFFFFFu;
+}
 
 EventWriter::EventWriter(const std::filesystem::path& folder) : file_(event_path(folder)) {
   begin();
@@ -131,44 +167,6 @@ void EventWriter::record(const std::string& event) {
   append_raw(framed, masked_crc(event));
   file_.append(std::move(framed));
 }
-
-namespace {
-
-constexpr std::string_view kEvaluationPrefix = "eval_";
-
-// The lines of metrics.jsonl to keep on resume: those that will not be written again. An incomplete last line
-// is dropped.
-std::string kept_lines(const std::string& text, const MetricsStart& start) {
-  if (start.resumed_step == 0) return "";
-  const auto keeps = [&](const nlohmann::json& line) {
-    const auto step = line.value("step", int64_t{0});
-    return step < start.resumed_step ||
-           (step == start.resumed_step && !(start.evaluates_it && line.contains("eval_loss")));
-  };
-  std::string kept;
-  for (size_t begin = 0, end; (end = text.find('\n', begin)) != std::string::npos; begin = end + 1) {
-    const std::string line = text.substr(begin, end - begin + 1);
-    const auto json = nlohmann::json::parse(line, nullptr, /*allow_exceptions=*/false);
-    if (json.is_object() && keeps(json)) kept += line;
-  }
-  return kept;
-}
-
-// Truncates metrics.jsonl to the lines to keep. Throws InputError on failure.
-void trim(const std::filesystem::path& path, const MetricsStart& start) {
-  const std::string text = std::filesystem::exists(path) ? read_text(path) : "";
-  const std::string kept = kept_lines(text, start);
-  if (kept == text && !text.empty()) return;
-  if (!text.empty() && text.starts_with(kept)) {  // the usual case, which needs no disk space
-    std::error_code error;
-    std::filesystem::resize_file(path, kept.size(), error);
-    ESPALIER_CHECK(!error, "cannot shorten {}: {}", path.string(), error.message());
-    return;
-  }
-  write_text(path, kept);
-}
-
-}  // namespace
 
 MetricsWriter::MetricsWriter(const std::filesystem::path& run_folder, const MetricsStart& start,
                              std::function<void(const std::string&)> note)
@@ -225,16 +223,6 @@ void MetricsWriter::finish() {
                      file->num_missing(), file->failure().empty() ? "" : ": ", file->failure()));
   }
 }
-
-namespace {
-
-int64_t peak_memory_bytes() {
-  rusage usage{};
-  getrusage(RUSAGE_SELF, &usage);
-  return int64_t{1024} * usage.ru_maxrss;
-}
-
-}  // namespace
 
 nlohmann::ordered_json step_metrics(const ModelCost& model, const ObjectiveOptions& objective,
                                     const StepResult& result, double seconds) {

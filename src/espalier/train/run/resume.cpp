@@ -10,47 +10,12 @@
 #include "espalier/base/check.h"
 #include "espalier/base/json_file.h"
 #include "espalier/base/manifest.h"
-#include "espalier/base/printable.h"
 #include "espalier/base/units.h"
-#include "espalier/model/init.h"
-#include "espalier/model/weights/adapter_folder.h"
 #include "espalier/model/weights/weights.h"
-#include "espalier/ops/checks.h"
-#include "espalier/train/optimizer/step_trainer.h"
+#include "espalier/train/optimizer/diagnosis.h"
 #include "espalier/train/run/checkpoint.h"
 
 namespace espalier {
-namespace {
-
-Adapter load_saved(const TrainOptions& options, const DecoderConfig& config) {
-  SavedAdapter saved = load_adapter(options.adapter, config, options.dtype, options.device);
-  check_no_dropout(saved, options.adapter);
-  return std::move(saved.adapter);
-}
-
-Adapter make_new(const TrainOptions& options, const DecoderConfig& config) {
-  const ModelSpec& spec = config;
-  const std::vector<LinearMap> maps = adapted_maps(spec, options.lora->targets);
-  Adapter adapter = init_adapter(maps, *options.lora, options.seed, detail::accumulator_dtype(options.dtype),
-                                 options.device);
-  const std::string base = std::filesystem::absolute(options.model).lexically_normal().string();
-  ESPALIER_CHECK(is_utf8(base),
-                 "model: expected a path in UTF-8, which adapter_config.json can keep, received {}", base);
-  adapter.config = adapter_config(*options.lora, target_names(spec, maps), base);
-  return adapter;
-}
-
-}  // namespace
-
-Decoder load_model(const TrainOptions& options) {
-  Decoder decoder = load_decoder(options.model, options.dtype, options.device);
-  if (options.freeze_pad_embedding) decoder.freeze_pad_embedding();
-  if (!options.trains_adapter()) return decoder;
-  Adapter adapter =
-      options.lora ? make_new(options, decoder.config()) : load_saved(options, decoder.config());
-  return Decoder(decoder.config(), decoder.weights(), decoder.buffers(), std::move(adapter));
-}
-
 namespace {
 
 namespace fs = std::filesystem;
@@ -113,26 +78,6 @@ void check_settings(const RunState& saved, const RunState& now, const std::strin
 // Keys of config.json that do not affect what the model computes.
 constexpr std::string_view kFreeInConfig[] = {"torch_dtype", "dtype", "transformers_version", "_name_or_path",
                                               "use_cache"};
-
-}  // namespace
-
-std::optional<ConfigDifference> config_difference(const Json& saved, const Json& now) {
-  std::vector<std::string> keys;
-  for (const Json* config : {&saved, &now}) {
-    for (const auto& [key, value] : config->items()) keys.push_back(key);
-  }
-  for (const std::string& key : keys) {
-    if (is_one_of(key, kFreeInConfig)) continue;
-    const Json before = saved.contains(key) ? saved[key] : Json(),
-               after = now.contains(key) ? now[key] : Json();
-    // Compare regardless of the order of nested keys.
-    if (nlohmann::json(before) != nlohmann::json(after))
-      return ConfigDifference{key, before.dump(), after.dump()};
-  }
-  return std::nullopt;
-}
-
-namespace {
 
 void check_model(const Json& saved, const Json& now) {
   const auto difference = config_difference(saved, now);
@@ -198,27 +143,6 @@ void check_data(const RunState& saved, const RunState& now, const TrainOptions& 
   }
 }
 
-}  // namespace
-
-std::string manifest_fault(const fs::path& folder, const std::string& name, const Note& note) {
-  const ManifestReport report = check_manifest(folder, name);
-  if (!report.present) {
-    note(fmt::format("{} has no {} (an older Espalier wrote it): used without checking its files",
-                     folder.string(), kManifestFile));
-    return "";
-  }
-  if (!report.faults.empty()) return report.faults.front();
-  for (const std::string& extra : report.extra) {
-    // Such files would be read as part of the model.
-    if (extra.ends_with(".safetensors") || extra.ends_with(".json"))
-      return fmt::format("{} does not belong to it", extra);
-    note(fmt::format("{} holds {}, which is not part of the checkpoint", folder.string(), extra));
-  }
-  return "";
-}
-
-namespace {
-
 /// Loads checkpoints until one is intact.
 class Resuming {
  public:
@@ -270,6 +194,39 @@ fs::path set_aside(const fs::path& folder) {
 }
 
 }  // namespace
+
+std::optional<ConfigDifference> config_difference(const Json& saved, const Json& now) {
+  std::vector<std::string> keys;
+  for (const Json* config : {&saved, &now}) {
+    for (const auto& [key, value] : config->items()) keys.push_back(key);
+  }
+  for (const std::string& key : keys) {
+    if (is_one_of(key, kFreeInConfig)) continue;
+    const Json before = saved.contains(key) ? saved[key] : Json(),
+               after = now.contains(key) ? now[key] : Json();
+    // Compare regardless of the order of nested keys.
+    if (nlohmann::json(before) != nlohmann::json(after))
+      return ConfigDifference{key, before.dump(), after.dump()};
+  }
+  return std::nullopt;
+}
+
+std::string manifest_fault(const fs::path& folder, const std::string& name, const Note& note) {
+  const ManifestReport report = check_manifest(folder, name);
+  if (!report.present) {
+    note(fmt::format("{} has no {} (an older Espalier wrote it): used without checking its files",
+                     folder.string(), kManifestFile));
+    return "";
+  }
+  if (!report.faults.empty()) return report.faults.front();
+  for (const std::string& extra : report.extra) {
+    // Such files would be read as part of the model.
+    if (extra.ends_with(".safetensors") || extra.ends_with(".json"))
+      return fmt::format("{} does not belong to it", extra);
+    note(fmt::format("{} holds {}, which is not part of the checkpoint", folder.string(), extra));
+  }
+  return "";
+}
 
 void check_not_begun(const TrainOptions& options) {
   if (options.resume) return;

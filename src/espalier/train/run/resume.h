@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Loads the model of a training run, and resumes it from its newest intact checkpoint.
+// Resumes a training run from its newest intact checkpoint.
 #pragma once
 
 #include <nlohmann/json.hpp>
@@ -17,11 +17,6 @@
 #include "espalier/train/train_options.h"
 
 namespace espalier {
-
-/// The decoder of options.model, optionally with an adapter: a new one or one loaded from a folder. Throws
-/// InputError if either cannot be loaded, a target is not a linear map of the model, or the adapter has
-/// dropout.
-Decoder load_model(const TrainOptions& options);
 
 /// The run as it is now, to compare with its checkpoints.
 struct RunNow {

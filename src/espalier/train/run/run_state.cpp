@@ -30,27 +30,6 @@ nlohmann::ordered_json mix_settings(const std::vector<MixSource>& mix) {
   return sources;
 }
 
-}  // namespace
-
-RunSettings run_settings(const TrainOptions& options) {
-  TrainOptions copy = options;
-  LoraOptions lora = options.lora.value_or(LoraOptions{});
-  OptionList list;
-  add_plan_options(&copy.plan, &list);
-  add_lora_options(&lora, &list);
-  add_freeze_pad_embedding(&list, &copy.freeze_pad_embedding);
-  add_dtype(&list, "dtype", &copy.dtype, "");
-  add_dtype(&list, "save-dtype", &copy.save_dtype, "");
-  add_optimizer_options(&copy, &list, /*schedules=*/true);
-  add_step_options(&copy, &list);
-  nlohmann::ordered_json fixed = objective_settings(options.objective);
-  if (!options.mix.empty()) fixed["mix"] = mix_settings(options.mix);
-  fixed.update(list.settings());
-  return {.fixed = std::move(fixed), .adjustable = {{"learning-rate", options.learning_rate}}};
-}
-
-namespace {
-
 using Json = nlohmann::ordered_json;
 
 // Incremented when the meaning of the file changes. The oldest files have no format.
@@ -110,6 +89,23 @@ std::optional<EvaluationState> evaluation(const Json& json, const std::string& f
 }
 
 }  // namespace
+
+RunSettings run_settings(const TrainOptions& options) {
+  TrainOptions copy = options;
+  LoraOptions lora = options.lora.value_or(LoraOptions{});
+  OptionList list;
+  add_plan_options(&copy.plan, &list);
+  add_lora_options(&lora, &list);
+  add_freeze_pad_embedding(&list, &copy.freeze_pad_embedding);
+  add_dtype(&list, "dtype", &copy.dtype, "");
+  add_dtype(&list, "save-dtype", &copy.save_dtype, "");
+  add_optimizer_options(&copy, &list, /*schedules=*/true);
+  add_step_options(&copy, &list);
+  nlohmann::ordered_json fixed = objective_settings(options.objective);
+  if (!options.mix.empty()) fixed["mix"] = mix_settings(options.mix);
+  fixed.update(list.settings());
+  return {.fixed = std::move(fixed), .adjustable = {{"learning-rate", options.learning_rate}}};
+}
 
 RunState run_state_of(const Trajectories& trajectories, const TrainOptions& options) {
   RunState state{.step = 0,
