@@ -283,7 +283,7 @@ def test_lines_for_people(gpu, installed):
 def test_lines_where_the_trainer_checks(gpu, installed, monkeypatch):
     """Nothing that the trainer checks is checked for the lines."""
     monkeypatch.setattr(attention, "_is_proven", lambda _index: True)
-    monkeypatch.setattr(attention, "trainer", lambda: object())
+    monkeypatch.setattr(attention, "trainer", object)
     installed.update(recurrences="")
     gpu["by_family"] = {verdicts.TIMES: [2, "", [0.002, 0.003]]}
     assert told.lines_of(0)[1] == "  attention    cudnn-frontend 1.32.0 (checked by the trainer: espalier device; timed: 2 and 3 ms)"

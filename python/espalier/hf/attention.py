@@ -5,7 +5,7 @@ import functools
 import warnings
 from collections.abc import Callable
 from types import ModuleType
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
@@ -88,7 +88,7 @@ def resolved(backend: str, device: torch.device) -> str:
     has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key("espalier::tree_attention", device.type.upper())
     is_ours = has_kernel and (device.type != "cuda" or _is_proven(_index(device)))
     if backend == "cudnn" and not is_ours:
-        raise _unsupported(backend, f"{device}, where the kernels that stand in for it are wrong")
+        _refuse(backend, f"{device}, where the kernels that stand in for it are wrong")
     return "espalier" if is_ours else "flex"
 
 
@@ -98,14 +98,14 @@ def _check_library(backend: str, device: torch.device) -> None:
     index = _index(device)
     if device.type == "cuda" and (libraries.has_attention(index) if backend == "cudnn" else libraries.has_recurrences(index)):
         return
-    raise _unsupported(backend, f"{device} without")
+    _refuse(backend, f"{device} without")
 
 
-def _unsupported(backend: str, received: str) -> Unsupported:
+def _refuse(backend: str, received: str) -> NoReturn:
     wanted = {"cudnn": "cudnn-frontend 1.32 on a GPU of compute capability 9.0, 10.0 or 10.3",
               "fla": "flash-linear-attention 0.6 on a GPU"}[backend]  # fmt: skip
-    return Unsupported(f'backend="{backend}": expected {wanted}, which has passed its checks there, received {received}; '
-                       f"{libraries.EXTRA}, see `python -m espalier.kernels`, or leave backend out")  # fmt: skip
+    raise Unsupported(f'backend="{backend}": expected {wanted}, which has passed its checks there, received {received}; '
+                      f"{libraries.EXTRA}, see `python -m espalier.kernels`, or leave backend out")  # fmt: skip
 
 
 @functools.cache

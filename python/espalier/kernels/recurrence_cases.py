@@ -15,7 +15,8 @@ from .recurrences import Rates
 from .waves import Waves
 
 HEADS, KEY_HEADS = 4, 2
-SIZES = ((64, 0.1), (128, 0.1), (128, 8.0))  # (size of a head, scale of the logarithms of decays): 8 leaves next to nothing of a state
+# (size of a head, scale of the logarithms of decays): 8 leaves next to nothing of a state.
+SIZES = ((64, 0.1), (128, 0.1), (128, 8.0))
 INPUTS = ("q", "k", "v", "g", "beta", "states")
 
 
