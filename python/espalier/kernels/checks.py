@@ -41,12 +41,14 @@ def judged(cases: Iterator[Case], dtype: torch.dtype) -> Finding:
 
 def check(family: str, device: str) -> Finding:
     """Checks a family in this process."""
-    kind, _, name = family.partition(" ")
-    if kind == "recurrences":
+    operator, _, name = family.partition(" ")
+    if operator in recurrence_cases.PROBLEMS:
         dtype: torch.dtype = getattr(torch, name)
         with named("ESPALIER_RECURRENCES", "library"):
-            finding = judged(recurrence_cases.cases(dtype, device), dtype)
-        return finding._replace(rates=recurrence_cases.measured(dtype, device)) if finding.is_right else finding
+            finding = judged(recurrence_cases.cases(operator, dtype, device), dtype)
+        if operator not in recurrence_cases.TIMED or not finding.is_right:
+            return finding
+        return finding._replace(rates=recurrence_cases.measured(operator, dtype, device))
     if family == TIMES:
         rates = attention_cases.measured(device)
         return Finding(0 if rates is None else len(rates), "", rates)

@@ -3,8 +3,8 @@
 under the GPU, the driver, the versions of PyTorch and of the libraries, and a digest of the sources.
 
 Families: "library" and "ampere" (attention, as ESPALIER_ATTENTION names them), which the compiled trainer checks itself where
-it is there; "attention times", which compares only how long both take; "recurrences bfloat16" and "recurrences float32"
-(recurrences.py), with what they take of time.
+it is there; "attention times", which compares only how long both take; operators that another library computes in a dtype, as
+"gated_delta_rule bfloat16" (libraries.py), with what recurrences take of time.
 """
 
 import functools
@@ -25,7 +25,8 @@ from .. import kept
 
 LIMIT_SECONDS = 240.0  # Triton and CUTLASS compile meanwhile
 TIMES = "attention times"
-LIBRARIES = ("nvidia-cudnn-frontend", "nvidia-cutlass-dsl", "flash-linear-attention", "fla-core", "flash-qla", "triton")
+LIBRARIES = ("nvidia-cudnn-frontend", "nvidia-cutlass-dsl", "flash-linear-attention", "fla-core", "flash-qla", "mamba-ssm",
+             "causal-conv1d", "triton")  # fmt: skip
 
 
 class Finding(NamedTuple):

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// tree_attention by a library that Python knows (python/espalier/library_attention.py: cudnn.flex_attention).
+// tree_attention by a library that Python knows (python/espalier/kernels/attention.py: cudnn.flex_attention).
 // Its implementations of the operators espalier::tree_attention_library and its backward are found by the
 // dispatcher.
 #pragma once
