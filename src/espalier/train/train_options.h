@@ -55,6 +55,8 @@ struct TrainOptions {
   Shuffle shuffle = Shuffle::kNone;
   uint64_t seed = 0;
   int64_t save_every = 0;  // steps between checkpoints; the last step is always saved
+  int64_t keep_last = 0;   // newest checkpoints to keep; 0: all
+  int64_t keep_every = 0;  // also keep those of steps that are multiples of it; 0: none
   bool resume = false;
   Profiler* profiler = nullptr;  // profiles one step; the summary is a note
   int64_t profile_step = 0;      // number of that step; 0: the second step, or the only one

@@ -141,6 +141,16 @@ std::vector<fs::path> checkpoints(const fs::path& run_folder) {
   return folders;
 }
 
+void remove_old_checkpoints(const fs::path& run_folder, int64_t keep_last, int64_t keep_every) {
+  if (keep_last == 0) return;
+  const std::vector<fs::path> folders = checkpoints(run_folder);
+  for (auto i = static_cast<size_t>(keep_last); i < folders.size(); ++i) {
+    if (keep_every > 0 && step_of(folders[i]) % keep_every == 0) continue;
+    const PartialFolder removed(folders[i]);
+    fs::rename(folders[i], removed.path());
+  }
+}
+
 namespace {
 
 /// Restores a checkpoint that a killed process was replacing, or removes it if the new one is in place.

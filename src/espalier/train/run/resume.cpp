@@ -160,6 +160,8 @@ class Resuming {
       saved = read_run_state(folder);
       config =
           saved.model_config.is_null() ? read_json_file<Json>(folder / "config.json") : saved.model_config;
+    } catch (const NewerFormatError&) {
+      throw;  // not damaged: that Espalier can continue it
     } catch (const InputError& error) {
       return error.what();
     }

@@ -35,7 +35,8 @@ std::string trained_column_hash(const std::filesystem::path& run_folder, const s
 /// Loads decoder and optimiser from a checkpoint of options.out and returns its step; 0 for a new run. Uses
 /// the newest checkpoint that matches its manifest and is finite; newer ones are renamed to step_N.damaged
 /// and their faults are reported to `note`. Throws InputError if options.out contains a run that is not to be
-/// resumed, no checkpoint is usable, or flags, model or data differ from those of the run.
+/// resumed, no checkpoint is usable, the newest one has a newer format, or flags, model or data differ from
+/// those of the run.
 int64_t resume(const RunNow& now, Decoder* decoder, Optimizer* optimizer,
                const std::function<void(const std::string&)>& note);
 

@@ -155,9 +155,11 @@ RunState read_state_of_any_folder(const std::filesystem::path& checkpoint) {
   ESPALIER_CHECK(json.is_object(), "{}: expected a JSON object", file);
   if (json.contains("format")) {
     const int64_t format = integer(json, "format", 1, file);
-    ESPALIER_CHECK(format <= kFormat,
-                   "{}: expected a format of at most {}, received {}: a newer Espalier wrote it", file,
-                   kFormat, format);
+    if (format > kFormat) {
+      throw NewerFormatError(
+          fmt::format("{}: expected a format of at most {}, received {}: a newer Espalier wrote it", file,
+                      kFormat, format));
+    }
   }
   RunState state;
   state.step = integer(json, "step", 0, file);

@@ -10,6 +10,7 @@
 #include <optional>
 #include <string>
 
+#include "espalier/base/check.h"
 #include "espalier/data/trajectories.h"
 #include "espalier/train/train_options.h"
 
@@ -60,8 +61,15 @@ RunState run_state_of(const Trajectories& trajectories, const TrainOptions& opti
 /// The text of trainer_state.json.
 std::string to_text(const RunState& state);
 
-/// Reads trainer_state.json of a step folder. Throws InputError if it is missing, has an unknown format or a
-/// value of the wrong type or range, or names another step than the folder.
+/// Thrown for a state of a newer format.
+class NewerFormatError : public InputError {
+ public:
+  using InputError::InputError;
+};
+
+/// Reads trainer_state.json of a step folder, of this format or an older one. Throws NewerFormatError for a
+/// newer one, InputError if it is missing, has a value of the wrong type or range, or names another step than
+/// the folder.
 RunState read_run_state(const std::filesystem::path& checkpoint);
 
 /// The same for a folder of any name; step 0 is allowed.

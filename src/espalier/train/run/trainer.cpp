@@ -337,6 +337,11 @@ class TrainingRun {
     const auto folder = save_checkpoint(checkpoint_, trainer_.decoder(), trainer_.optimizer(), state_);
     saved_ = state_.step;
     if (events_.saved) events_.saved(folder);
+    try {
+      remove_old_checkpoints(options_.out, options_.keep_last, options_.keep_every);
+    } catch (const std::exception& error) {
+      note(fmt::format("warning: an old checkpoint could not be removed: {}", error.what()));
+    }
   }
 
   /// The same for a checkpoint that is due; a failure may be retried later.
