@@ -55,6 +55,9 @@ struct TrainOptions {
   Shuffle shuffle = Shuffle::kNone;
   uint64_t seed = 0;
   int64_t save_every = 0;  // steps between checkpoints; the last step is always saved
+  /// Steps of the run whose loss or gradients are not finite, or whose update would overflow, that leave
+  /// weights and optimiser as they are; one more is an error.
+  int64_t skip_bad_steps = 0;
   int64_t keep_last = 0;   // newest checkpoints to keep; 0: all
   int64_t keep_every = 0;  // also keep those of steps that are multiples of it; 0: none
   bool resume = false;

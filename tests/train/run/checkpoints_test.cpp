@@ -111,5 +111,23 @@ TEST_F(Checkpoints, ANewerFormatIsRefusedAndNotPassedOver) {
   EXPECT_EQ(saved(run.out), (std::set<std::string>{"step_1", "step_2", "step_3"}));
 }
 
+// Formats differ by what the last one added: a run of the format before continues with the same bits.
+TEST_F(Checkpoints, TheFormatBeforeIsContinued) {
+  const TrainOptions whole = run_of("whole", 4, 0, 0);
+  ASSERT_TRUE(train(training_rows(), whole, {}));
+  TrainOptions run = run_of("run", 2, 0, 0);
+  ASSERT_TRUE(train(training_rows(), run, {}));
+  auto state = nlohmann::ordered_json::parse(read_text(step(run, 2) / kStateFile));
+  EXPECT_EQ(state["format"], 4);
+  EXPECT_EQ(state.erase("skipped_steps"), 1u);
+  state["format"] = 3;
+  write_text(step(run, 2) / kStateFile, state.dump(2) + "\n");
+  write_manifest(step(run, 2), "step_2");
+  run.resume = true;
+  run.steps = 4;
+  ASSERT_TRUE(train(training_rows(), run, {}));
+  for (const int64_t number : {3, 4}) expect_same_files(step(whole, number), step(run, number));
+}
+
 }  // namespace
 }  // namespace espalier::testing

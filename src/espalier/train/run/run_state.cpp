@@ -33,7 +33,7 @@ nlohmann::ordered_json mix_settings(const std::vector<MixSource>& mix) {
 using Json = nlohmann::ordered_json;
 
 // Incremented when the meaning of the file changes. The oldest files have no format.
-constexpr int64_t kFormat = 3;
+constexpr int64_t kFormat = 4;  // 4: skipped_steps; a step need not have an update
 
 // An integer >= `least` that fits int64_t. nlohmann::json stores larger ones as unsigned and would convert
 // them with wrap-around.
@@ -129,6 +129,7 @@ RunState run_state_of(const Trajectories& trajectories, const TrainOptions& opti
 std::string to_text(const RunState& state) {
   Json json = {{"format", kFormat},
                {"step", state.step},
+               {"skipped_steps", state.skipped_steps},
                {"data_rows", state.data_rows},
                {"data_tokens", state.data_tokens},
                {"data_hashes", state.data_hashes}};
@@ -163,6 +164,7 @@ RunState read_state_of_any_folder(const std::filesystem::path& checkpoint) {
   }
   RunState state;
   state.step = integer(json, "step", 0, file);
+  if (json.contains("skipped_steps")) state.skipped_steps = integer(json, "skipped_steps", 0, file);
   state.data_rows = integer(json, "data_rows", 0, file);
   state.data_tokens = integer(json, "data_tokens", 0, file);
   state.data_hashes = hashes(json, "data_hashes", file);

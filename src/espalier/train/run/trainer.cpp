@@ -87,6 +87,8 @@ class TrainingRun {
         steps_(trajectories, options),
         saves_(options.save_every, last_) {
     state_.step = saved_ = first_;
+    if (first_ > 0)
+      state_.skipped_steps = read_run_state(checkpoint_folder(options.out, first_)).skipped_steps;
     if (evaluator_) resume_evaluations();
   }
 
@@ -277,10 +279,9 @@ class TrainingRun {
     const double rate = options_.learning_rate *
                         schedule_factor(options_.scheduler, number - 1, last_, options_.warmup_steps);
     const double norm = trainer_.optimizer().gradient_norm();
-    check_finite(trainer_.decoder(), step, loss_, fmt::format("step {}", number), result.loss, norm);
     std::vector<std::pair<std::string, double>> norms;  // before clipping
     if (options_.log_grad_norms) norms = grad_norms_by_kind(trainer_.decoder());
-    update(number, rate, norm);
+    update(number, step, result.loss, rate, norm);
     const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
     if (number == profiled_) finish_profile(result);
 
@@ -291,6 +292,7 @@ class TrainingRun {
     metrics["grad_norm"] = norm;
     for (const auto& [kind, value] : norms) metrics["grad_norm/" + kind] = value;
     metrics["learning_rate"] = rate;
+    if (state_.skipped_steps > 0) metrics["skipped_steps"] = state_.skipped_steps;
     return metrics;
   }
 
@@ -304,14 +306,29 @@ class TrainingRun {
     });
   }
 
-  /// Updates the weights, which completes the step.
-  void update(int64_t number, double rate, double norm) {
+  /// Updates the weights, or leaves a bad step out, which completes the step.
+  void update(int64_t number, const Step& step, double loss, double rate, double norm) {
+    try {
+      check_finite(trainer_.decoder(), step, loss_, fmt::format("step {}", number), loss, norm);
+      update_weights(number, step, rate, norm);
+    } catch (const NonFiniteError& error) {
+      const bool may_skip = state_.skipped_steps < options_.skip_bad_steps;
+      if (!may_skip || !nonfinite_parameters(trainer_.decoder()).empty()) throw;
+      ++state_.skipped_steps;
+      note(fmt::format("warning: {}; its update is left out ({} of at most {})", error.what(),
+                       state_.skipped_steps, options_.skip_bad_steps));
+    }
+    state_.step = number;
+  }
+
+  void update_weights(int64_t number, const Step& step, double rate, double norm) {
     try {
       trainer_.update(rate, norm);
     } catch (const NonFiniteError& error) {
-      throw NonFiniteError(fmt::format("step {}: {}", number, error.what()));
+      throw NonFiniteError(fmt::format("step {}: {}; {}; the step has rows {}", number, error.what(),
+                                       worst_gradient(trainer_.decoder()),
+                                       row_list(trajectories_, step.rows)));
     }
-    state_.step = number;
   }
 
   /// Failure to write a profile does not end the run.
