@@ -29,10 +29,11 @@ void add_run_options(TrainOptions* options, OptionList* list) {
             "number of steps changes, which is allowed");
   list->add("save-every", &options->save_every, "Steps between checkpoints (0: only the last)",
             {.least = 0, .most = kMostSteps});
-  list->add("skip-bad-steps", &options->skip_bad_steps,
-            "Leave out the updates of up to N steps of the run whose loss or gradients are not finite, and name "
-            "their rows; one more is an error (0: the first is one)",
-            {.least = 0, .most = kMostSteps});
+  list->add(
+      "skip-bad-steps", &options->skip_bad_steps,
+      "Leave out the updates of up to N steps of the run whose loss or gradients are not finite, and name "
+      "their rows; one more is an error (0: the first is one)",
+      {.least = 0, .most = kMostSteps});
   list->add("keep-last", &options->keep_last,
             "Keep only the newest N checkpoints (0: all). An older one is removed when a newer one has been "
             "saved. With 1, --resume has none to fall back to if the newest is damaged later",
@@ -40,6 +41,10 @@ void add_run_options(TrainOptions* options, OptionList* list) {
   list->add("keep-every", &options->keep_every,
             "With --keep-last: also keep the checkpoints of steps that are multiples of N (0: none)",
             {.least = 0, .most = kMostSteps});
+  list->add("rescue-dir", &options->rescue_dir,
+            "Folder of this run alone, on another disk. A checkpoint that cannot be written to --out goes to "
+            "DIR/checkpoints/step_N, and --resume with the same DIR continues from there",
+            {.path = PathKind::kFolder});
 }
 
 void add_step_options(TrainOptions* options, OptionList* list) {

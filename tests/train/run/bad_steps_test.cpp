@@ -123,7 +123,8 @@ TEST(WorstGradient, IsTheOneWithTheLargestShareOfBadValues) {
   ASSERT_GT(gradients[large].numel(), 2 * gradients[small].numel());
   gradients[small].mul_(1e6);
   const auto name = [&](size_t i) { return decoder.parameters()[i].name; };
-  EXPECT_TRUE(worst_gradient(decoder).starts_with(fmt::format("the largest gradient is that of `{}`", name(small))))
+  EXPECT_TRUE(
+      worst_gradient(decoder).starts_with(fmt::format("the largest gradient is that of `{}`", name(small))))
       << worst_gradient(decoder);
   gradients[large].view({-1}).slice(0, 0, 2).fill_(std::numeric_limits<float>::quiet_NaN());
   gradients[small].view({-1})[0].fill_(std::numeric_limits<float>::infinity());

@@ -46,8 +46,7 @@ TEST_F(Checkpoints, TheNewestAndMultiplesAreKept) {
     std::set<std::string> kept;
   };
   int number = 0;
-  for (const Case& c : {Case{1, 0, {"step_7"}},
-                        Case{2, 3, {"step_3", "step_6", "step_7"}},
+  for (const Case& c : {Case{1, 0, {"step_7"}}, Case{2, 3, {"step_3", "step_6", "step_7"}},
                         Case{3, 7, {"step_5", "step_6", "step_7"}},
                         Case{9, 0, {"step_1", "step_2", "step_3", "step_4", "step_5", "step_6", "step_7"}}}) {
     const TrainOptions run = run_of(fmt::format("run-{}", number++), 7, c.last, c.every);
@@ -71,7 +70,8 @@ TEST_F(Checkpoints, AnOlderOneGoesOnlyAfterANewerOneIsWhole) {
   ASSERT_TRUE(train(training_rows(), run, events));
   for (int64_t number = 1; number < 5; ++number) {
     EXPECT_EQ(at_steps[number - 1], std::set<std::string>{checkpoint_name(number)});
-    EXPECT_EQ(when_saved[number], (std::set<std::string>{checkpoint_name(number), checkpoint_name(number + 1)}));
+    EXPECT_EQ(when_saved[number],
+              (std::set<std::string>{checkpoint_name(number), checkpoint_name(number + 1)}));
   }
 }
 

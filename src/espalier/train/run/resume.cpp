@@ -195,6 +195,16 @@ fs::path set_aside(const fs::path& folder) {
   return aside;
 }
 
+// The checkpoints of a run and those that went to its rescue folder, newest first.
+std::vector<fs::path> all_checkpoints(const TrainOptions& options) {
+  std::vector<fs::path> folders = checkpoints(options.out);
+  if (options.rescue_dir.empty()) return folders;
+  const std::vector<fs::path> rescued = checkpoints(options.rescue_dir);
+  folders.insert(folders.end(), rescued.begin(), rescued.end());
+  std::ranges::stable_sort(folders, std::ranges::greater{}, step_of);
+  return folders;
+}
+
 }  // namespace
 
 std::optional<ConfigDifference> config_difference(const Json& saved, const Json& now) {
@@ -232,11 +242,13 @@ std::string manifest_fault(const fs::path& folder, const std::string& name, cons
 
 void check_not_begun(const TrainOptions& options) {
   if (options.resume) return;
-  const std::vector<fs::path> folders = checkpoints(options.out);
-  ESPALIER_CHECK(
-      folders.empty(),
-      "{} holds a run already (newest checkpoint {}): pass --resume to continue it or choose another --out",
-      options.out.string(), folders.front().filename().string());
+  const std::vector<fs::path> folders = all_checkpoints(options);
+  if (folders.empty()) return;
+  const fs::path newest = folders.front();
+  throw InputError(fmt::format(
+      "{} holds a run already (newest checkpoint {}): pass --resume to continue it or choose another --{}",
+      newest.parent_path().parent_path().string(), newest.filename().string(),
+      newest == checkpoint_folder(options.out, step_of(newest)) ? "out" : "rescue-dir"));
 }
 
 std::string trained_column_hash(const fs::path& run_folder, const std::string& column) {
@@ -252,15 +264,15 @@ std::string trained_column_hash(const fs::path& run_folder, const std::string& c
   return "";
 }
 
-int64_t resume(const RunNow& now, Decoder* decoder, Optimizer* optimizer, const Note& maybe_note) {
+fs::path resume(const RunNow& now, Decoder* decoder, Optimizer* optimizer, const Note& maybe_note) {
   const TrainOptions& options = now.options;
   const Note note = maybe_note ? maybe_note : [](const std::string&) {};
   check_not_begun(options);
-  if (!options.resume) return 0;
-  const std::vector<fs::path> folders = checkpoints(options.out);
+  if (!options.resume) return {};
+  const std::vector<fs::path> folders = all_checkpoints(options);
   if (folders.empty()) {
     note(fmt::format("no checkpoint in {}: starting from the model", options.out.string()));
-    return 0;
+    return {};
   }
   const Resuming resuming(now, decoder, optimizer, note);
   std::vector<std::string> faults;
@@ -275,7 +287,7 @@ int64_t resume(const RunNow& now, Decoder* decoder, Optimizer* optimizer, const 
                        set_aside(folders[i]).filename().string()));
     }
     if (!faults.empty()) note(fmt::format("falling back to {}", folder.string()));
-    return step_of(folder);
+    return folder;
   }
   throw InputError(fmt::format(
       "--resume: no checkpoint of {} is intact: {} cannot be used: {}{}", options.out.string(),

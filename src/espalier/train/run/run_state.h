@@ -43,7 +43,7 @@ struct EvaluationState {
 inline constexpr const char* kScheduledSteps = "steps";
 
 struct RunState {
-  int64_t step = 0;  // optimiser steps done; at least 1 in a run
+  int64_t step = 0;           // optimiser steps done; at least 1 in a run
   int64_t skipped_steps = 0;  // of these, the steps whose update was left out (skip_bad_steps)
   int64_t data_rows = 0;
   int64_t data_tokens = 0;

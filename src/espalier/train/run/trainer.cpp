@@ -82,13 +82,15 @@ class TrainingRun {
         cost_(cost_of(trainer_.decoder())),
         loss_(make_loss(trajectories, options.objective, options.mix)),
         state_(run_state_of(trajectories, options)),
-        first_(resume({options, checkpoint_.source, state_}, &trainer_.decoder(), &trainer_.optimizer(),
-                      events.note)),
+        resumed_(resume({options, checkpoint_.source, state_}, &trainer_.decoder(), &trainer_.optimizer(),
+                        events.note)),
+        first_(resumed_.empty() ? 0 : step_of(resumed_)),
         steps_(trajectories, options),
         saves_(options.save_every, last_) {
-    state_.step = saved_ = first_;
-    if (first_ > 0)
-      state_.skipped_steps = read_run_state(checkpoint_folder(options.out, first_)).skipped_steps;
+    state_.step = first_;
+    const bool is_rescued = first_ > 0 && resumed_ != checkpoint_folder(options.out, first_);
+    (is_rescued ? rescued_ : saved_) = first_;
+    if (first_ > 0) state_.skipped_steps = read_run_state(resumed_).skipped_steps;
     if (evaluator_) resume_evaluations();
   }
 
@@ -96,6 +98,7 @@ class TrainingRun {
   bool run() {
     if (first_ < last_) check_before_the_first_step();
     folder_.write_files();
+    if (rescued_ > 0) save(/*stop=*/false);
     if (events_.started) events_.started(last_, first_);
     const bool evaluates_first = is_evaluation_due();
     if (!evaluates_first && has_nothing_to_do()) return true;
@@ -184,8 +187,7 @@ class TrainingRun {
     const EvaluationState fresh = evaluator_->initial_state();
     state_.evaluation = fresh;
     if (first_ == 0) return;
-    const std::optional<EvaluationState> saved =
-        read_run_state(checkpoint_folder(options_.out, first_)).evaluation;
+    const std::optional<EvaluationState> saved = read_run_state(resumed_).evaluation;
     if (!saved) return;
     if (saved->data_hashes != fresh.data_hashes) {
       note("the held-out rows have changed: the evaluation state is reset");
@@ -353,6 +355,7 @@ class TrainingRun {
   void save_now() {
     const auto folder = save_checkpoint(checkpoint_, trainer_.decoder(), trainer_.optimizer(), state_);
     saved_ = state_.step;
+    forget_rescued();
     if (events_.saved) events_.saved(folder);
     try {
       remove_old_checkpoints(options_.out, options_.keep_last, options_.keep_every);
@@ -375,7 +378,31 @@ class TrainingRun {
       }
       note(fmt::format("warning: step {} could not be saved: {}; the run continues and retries later",
                        state_.step, text_of(error)));
+      rescue();
     }
+  }
+
+  /// Writes the last completed step, which could not be saved, to the rescue folder in place of an older one.
+  void rescue() {
+    if (options_.rescue_dir.empty() || rescued_ == state_.step) return;
+    CheckpointOptions elsewhere = checkpoint_;
+    elsewhere.run_folder = options_.rescue_dir;
+    try {
+      sweep_unfinished_checkpoints(options_.rescue_dir, /*all=*/false);
+      const auto folder = save_checkpoint(elsewhere, trainer_.decoder(), trainer_.optimizer(), state_);
+      forget_rescued();
+      rescued_ = state_.step;
+      note(fmt::format("saved {} instead", folder.string()));
+    } catch (const std::exception& error) {
+      note(fmt::format("warning: step {} could not be saved in --rescue-dir either: {}", state_.step,
+                       text_of(error)));
+    }
+  }
+
+  void forget_rescued() {
+    std::error_code ignored;
+    if (rescued_ > 0) std::filesystem::remove_all(checkpoint_folder(options_.rescue_dir, rescued_), ignored);
+    rescued_ = 0;
   }
 
   /// Saves the completed steps, if possible, and throws RunError.
@@ -393,10 +420,18 @@ class TrainingRun {
         outcome = fmt::format("step {} could not be saved: {}", state_.step, text_of(second));
       }
     }
-    const std::string saved = saved_ == 0 ? "no checkpoint was written"
-                                          : fmt::format("saved {}, continue with --resume",
-                                                        checkpoint_folder(options_.out, saved_).string());
-    throw RunError(fmt::format("{}; {}{}{}", text_of(error), outcome, outcome.empty() ? "" : "; ", saved));
+    if (!trainer_.is_half_updated() && saved_ < state_.step) rescue();
+    throw RunError(fmt::format("{}; {}{}{}", text_of(error), outcome, outcome.empty() ? "" : "; ",
+                               newest_checkpoint_text()));
+  }
+
+  std::string newest_checkpoint_text() const {
+    if (rescued_ > saved_) {
+      return fmt::format("step {} is in {}: continue with --resume and the same --rescue-dir", rescued_,
+                         checkpoint_folder(options_.rescue_dir, rescued_).string());
+    }
+    if (saved_ == 0) return "no checkpoint was written";
+    return fmt::format("saved {}, continue with --resume", checkpoint_folder(options_.out, saved_).string());
   }
 
   const Trajectories& trajectories_;
@@ -410,11 +445,13 @@ class TrainingRun {
   StepTrainer trainer_;
   ModelCost cost_;
   Loss loss_;
-  RunState state_;  // state_.step: the last completed step
-  int64_t first_;   // step resumed from
+  RunState state_;                 // state_.step: the last completed step
+  std::filesystem::path resumed_;  // checkpoint resumed from; empty: none
+  int64_t first_;                  // its step
   Steps steps_;
   SaveSchedule saves_;
-  int64_t saved_ = 0;  // step of the newest checkpoint
+  int64_t saved_ = 0;    // step of the newest checkpoint
+  int64_t rescued_ = 0;  // step of the checkpoint in the rescue folder; 0: none
   int64_t profiled_ = 0;
   bool save_failed_ = false;  // the exception came from writing a checkpoint
   std::string best_error_;    // why the best checkpoint could not be written; "": no error
