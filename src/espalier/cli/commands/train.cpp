@@ -11,6 +11,7 @@
 #include "espalier/base/output.h"
 #include "espalier/base/units.h"
 #include "espalier/cli/commands/commands.h"
+#include "espalier/cli/commands/rerun.h"
 #include "espalier/cli/flags/data_flags.h"
 #include "espalier/cli/flags/mix_flags.h"
 #include "espalier/cli/flags/model_flags.h"
@@ -55,6 +56,8 @@ struct TrainArguments {
   TrainOptions train;
   std::optional<at::ScalarType> save_dtype;
   std::string model, reference_model, profile;
+  std::string repeats;                   // folder of the run that this one repeats; "": none
+  std::function<std::string()> version;  // of the program
   std::vector<std::string> eval_data;  // names and patterns
   EvaluationOptions evaluation;
   bool dry_run = false;
@@ -80,10 +83,12 @@ ModelUse use_of(const TrainArguments& flags, const MixedData& data, at::Device d
           .ref_topk = data.trajectories.ref_topk};
 }
 
-/// The cost model stored by a run that is resumed; nullopt if there is none.
+/// The cost model stored by a run that is resumed or repeated; nullopt if there is none.
 std::optional<std::filesystem::path> kept_cost_model(const TrainArguments& flags) {
-  const std::filesystem::path file = flags.train.out / kCostModelFile;
-  return flags.train.resume && std::filesystem::exists(file) ? std::optional(file) : std::nullopt;
+  if (!flags.train.resume && flags.repeats.empty()) return std::nullopt;
+  const std::filesystem::path run = flags.train.resume ? flags.train.out.string() : flags.repeats;
+  const std::filesystem::path file = run / kCostModelFile;
+  return std::filesystem::exists(file) ? std::optional(file) : std::nullopt;
 }
 
 /// The result of `read`. Throws InputError with a remedy if the file is damaged.
@@ -155,7 +160,7 @@ std::string config_of_the_run(const TrainArguments& flags, const OptionList& lis
     config["mix"] = (flags.train.out / kMixFile).string();
     for (const std::string& name : objective_option_names()) config.erase(name);
   }
-  for (const char* flag : {"resume", "dry-run"}) config.erase(flag);
+  for (const char* flag : {"resume", "dry-run", "repeats"}) config.erase(flag);
   return to_toml(config);
 }
 
@@ -315,6 +320,7 @@ class TrainRun {
   void read_rows();
   void choose_options();
   void add_reference();
+  void add_record();
   void print_plan() const;
   bool train();
 
@@ -359,6 +365,7 @@ int TrainRun::run() {
     print_plan();
     return 0;
   }
+  add_record();
   std::filesystem::create_directories(options_.out);
   stop_on_signals(&stop);
   progress_.emplace("train");
@@ -425,6 +432,15 @@ void TrainRun::add_reference() {
   if (held_out == nullptr) return;
   compute_reference(reference, {.file = options_.out / "ref_logprobs_eval.safetensors"}, options_.objective,
                     held_out);
+}
+
+/// Adds run.json, and compares it with that of the run that this one repeats.
+void TrainRun::add_record() {
+  RunState state = run_state_of(data_.trajectories, options_);
+  if (!options_.trains_adapter()) add_source(options_, &state);
+  if (held_out_) state.evaluation = EvaluationState{.data_hashes = content_hashes(held_out_->trajectories)};
+  if (!flags_.repeats.empty()) check_repeats_run(flags_.repeats, state, options_);
+  files_.push_back({kRunFile, run_record(flags_.version(), state)});
 }
 
 void TrainRun::print_plan() const {
@@ -515,6 +531,7 @@ void add_run_flags(OptionList* list, TrainArguments* flags) {
             "Precision of saved weights (default: --dtype) or adapters (default: the precision in which they "
             "are trained, float32 for a bfloat16 model)",
             {.group = "Run"});
+  list->add("repeats", &flags->repeats, "Folder of the run that `espalier rerun` repeats", {.hidden = true});
   list->add("dry-run", &flags->dry_run,
             "Print the resolved config, the plan, the predicted memory and speed-up, and write nothing");
 }
@@ -559,8 +576,9 @@ void add_flags(OptionList* list, TrainArguments* flags) {
 
 }  // namespace
 
-Command train_command() {
+Command train_command(const std::function<std::string()>& version) {
   const auto flags = std::make_shared<TrainArguments>();
+  flags->version = version;
   Command command{
       .name = "train",
       .summary = kSummaryOfTrain,

@@ -80,7 +80,7 @@ void fill_checkpoint(const fs::path& folder, const CheckpointOptions& options, c
   optimizer.save(folder / kOptimizerFile);
   const at::ScalarType dtype = decoder.parameters().front().value.scalar_type();
   if (options.save_dtype != dtype) save_exact_weights(folder / kWeightsFile, decoder);
-  write_text(folder / kStateFile, to_text(state));
+  write_text(folder / kStateFile, to_json(state).dump(2) + "\n");
   write_manifest(folder, checkpoint_name(state.step));
 }
 

@@ -40,6 +40,10 @@ std::string trained_column_hash(const std::filesystem::path& run_folder, const s
 std::filesystem::path resume(const RunNow& now, Decoder* decoder, Optimizer* optimizer,
                              const std::function<void(const std::string&)>& note);
 
+/// Throws InputError unless a run whose state before the first step is `now` repeats the one that began with
+/// `saved`: names the first difference of model, settings, data or held-out data.
+void check_repeats(const RunState& saved, const RunState& now, const TrainOptions& options);
+
 /// A key of config.json that differs, with both values as JSON.
 struct ConfigDifference {
   std::string key, before, now;

@@ -116,17 +116,19 @@ RunState run_state_of(const Trajectories& trajectories, const TrainOptions& opti
   if (options.scheduler != SchedulerKind::kConstant) {
     state.settings->adjustable[kScheduledSteps] = total_steps(trajectories, options);
   }
-  if (!options.trains_adapter()) return state;
-  state.model_config = read_json_file<Json>(options.model / "config.json");
-  state.file_hashes["model"] = weights_hash(options.model);
-  if (!options.adapter.empty()) {
-    state.file_hashes["adapter"] =
-        hash_file(options.adapter / kAdapterConfigFile) + hash_file(options.adapter / kAdapterWeightsFile);
-  }
+  if (options.trains_adapter()) add_source(options, &state);
   return state;
 }
 
-std::string to_text(const RunState& state) {
+void add_source(const TrainOptions& options, RunState* state) {
+  state->model_config = read_json_file<Json>(options.model / "config.json");
+  state->file_hashes["model"] = weights_hash(options.model);
+  if (options.adapter.empty()) return;
+  state->file_hashes["adapter"] =
+      hash_file(options.adapter / kAdapterConfigFile) + hash_file(options.adapter / kAdapterWeightsFile);
+}
+
+Json to_json(const RunState& state) {
   Json json = {{"format", kFormat},
                {"step", state.step},
                {"skipped_steps", state.skipped_steps},
@@ -147,12 +149,15 @@ std::string to_text(const RunState& state) {
                           {"since_best", state.evaluation->since_best},
                           {"data_hashes", state.evaluation->data_hashes}};
   }
-  return json.dump(2) + "\n";
+  return json;
 }
 
 RunState read_state_of_any_folder(const std::filesystem::path& checkpoint) {
   const std::string file = (checkpoint / kStateFile).string();
-  const Json json = Json::parse(read_text(file), nullptr, /*allow_exceptions=*/false);
+  return state_from_json(Json::parse(read_text(file), nullptr, /*allow_exceptions=*/false), file);
+}
+
+RunState state_from_json(const Json& json, const std::string& file) {
   ESPALIER_CHECK(json.is_object(), "{}: expected a JSON object", file);
   if (json.contains("format")) {
     const int64_t format = integer(json, "format", 1, file);

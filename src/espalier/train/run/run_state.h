@@ -49,8 +49,9 @@ struct RunState {
   int64_t data_tokens = 0;
   std::map<std::string, std::string> data_hashes;  // content_hashes; empty if written by an older Espalier
   std::optional<RunSettings> settings;             // nullopt if written by an older Espalier
-  /// If an adapter is trained, so that checkpoints do not contain the model: config.json of the model, and
-  /// hashes of the files that the run started from, by flag: `model` (weights_hash), `adapter`.
+  /// config.json of the model, and hashes of the files that the run started from, by flag: `model`
+  /// (weights_hash), `adapter`. In checkpoints only if an adapter is trained, because they do not contain the
+  /// model then.
   nlohmann::ordered_json model_config = {};
   std::map<std::string, std::string> file_hashes = {};
   std::optional<EvaluationState> evaluation = {};  // if the run evaluates
@@ -59,8 +60,14 @@ struct RunState {
 /// The state of a run on `trajectories` before the first step.
 RunState run_state_of(const Trajectories& trajectories, const TrainOptions& options);
 
-/// The text of trainer_state.json.
-std::string to_text(const RunState& state);
+/// Sets model_config and file_hashes.
+void add_source(const TrainOptions& options, RunState* state);
+
+/// The content of trainer_state.json.
+nlohmann::ordered_json to_json(const RunState& state);
+
+/// A state from the content of `file`. Throws as read_run_state does.
+RunState state_from_json(const nlohmann::ordered_json& json, const std::string& file);
 
 /// Thrown for a state of a newer format.
 class NewerFormatError : public InputError {
