@@ -8,6 +8,7 @@ list(APPEND torch_test_sources
   ${CMAKE_CURRENT_LIST_DIR}/run/evaluation_test.cpp
   ${CMAKE_CURRENT_LIST_DIR}/run/lora_run_test.cpp
   ${CMAKE_CURRENT_LIST_DIR}/run/metrics_test.cpp
+  ${CMAKE_CURRENT_LIST_DIR}/run/publish_test.cpp
   ${CMAKE_CURRENT_LIST_DIR}/run/rescue_test.cpp
   ${CMAKE_CURRENT_LIST_DIR}/run/resume_test.cpp
   ${CMAKE_CURRENT_LIST_DIR}/run/run_errors_test.cpp

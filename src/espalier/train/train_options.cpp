@@ -45,6 +45,12 @@ void add_run_options(TrainOptions* options, OptionList* list) {
             "Folder of this run alone, on another disk. A checkpoint that cannot be written to --out goes to "
             "DIR/checkpoints/step_N, and --resume with the same DIR continues from there",
             {.path = PathKind::kFolder});
+  list->add("publish", &options->publish,
+            "Folder for samplers: the weights, or the adapter, after --publish-every steps as DIR/step_N, which "
+            "appears complete. The newest two stay",
+            {.path = PathKind::kFolder});
+  list->add("publish-every", &options->publish_every, "Steps between published weights",
+            {.least = 1, .most = kMostSteps});
 }
 
 void add_step_options(TrainOptions* options, OptionList* list) {

@@ -60,6 +60,8 @@ struct TrainOptions {
   int64_t skip_bad_steps = 0;
   int64_t keep_last = 0;                  // newest checkpoints to keep; 0: all
   int64_t keep_every = 0;                 // also keep those of steps that are multiples of it; 0: none
+  std::filesystem::path publish = {};  // folder for weights without training state; empty: none
+  int64_t publish_every = 1;           // steps between them; those of the last step are always published
   std::filesystem::path rescue_dir = {};  // for checkpoints that cannot be written to `out`; empty: none
   bool resume = false;
   Profiler* profiler = nullptr;  // profiles one step; the summary is a note

@@ -139,6 +139,7 @@ class TrainingRun {
       restore_folder();
       writer->write(state_.step, metrics);
       if (events_.step) events_.step(state_.step, metrics);
+      publish();
       if (is_evaluation_due()) evaluate(writer);
       const bool ends = stopping() || ends_early();
       if (saves_.is_due(state_.step, ends)) save(ends);
@@ -403,6 +404,20 @@ class TrainingRun {
     std::error_code ignored;
     if (rescued_ > 0) std::filesystem::remove_all(checkpoint_folder(options_.rescue_dir, rescued_), ignored);
     rescued_ = 0;
+  }
+
+  /// Publishes the weights where it is time. Failure does not end the run.
+  void publish() const {
+    const bool is_due = state_.step % options_.publish_every == 0 || state_.step == last_;
+    if (options_.publish.empty() || !is_due) return;
+    try {
+      const auto folder =
+          publish_weights(options_.publish, checkpoint_, trainer_.decoder(), state_.step);
+      note("published " + folder.string());
+    } catch (const std::exception& error) {
+      note(fmt::format("warning: step {} could not be published: {}; the run continues", state_.step,
+                       text_of(error)));
+    }
   }
 
   /// Saves the completed steps, if possible, and throws RunError.
