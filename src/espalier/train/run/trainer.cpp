@@ -356,9 +356,9 @@ class TrainingRun {
   void save_now() {
     const auto folder = save_checkpoint(checkpoint_, trainer_.decoder(), trainer_.optimizer(), state_);
     saved_ = state_.step;
-    forget_rescued();
     if (events_.saved) events_.saved(folder);
     try {
+      forget_rescued(/*before=*/state_.step + 1);
       remove_old_checkpoints(options_.out, options_.keep_last, options_.keep_every);
     } catch (const std::exception& error) {
       note(fmt::format("warning: an old checkpoint could not be removed: {}", error.what()));
@@ -391,7 +391,7 @@ class TrainingRun {
     try {
       sweep_unfinished_checkpoints(options_.rescue_dir, /*all=*/false);
       const auto folder = save_checkpoint(elsewhere, trainer_.decoder(), trainer_.optimizer(), state_);
-      forget_rescued();
+      forget_rescued(/*before=*/state_.step);
       rescued_ = state_.step;
       note(fmt::format("saved {} instead", folder.string()));
     } catch (const std::exception& error) {
@@ -400,10 +400,14 @@ class TrainingRun {
     }
   }
 
-  void forget_rescued() {
-    std::error_code ignored;
-    if (rescued_ > 0) std::filesystem::remove_all(checkpoint_folder(options_.rescue_dir, rescued_), ignored);
+  /// Removes checkpoints of steps before `before` from the rescue folder.
+  void forget_rescued(int64_t before) {
     rescued_ = 0;
+    if (options_.rescue_dir.empty()) return;
+    std::error_code ignored;
+    for (const auto& folder : checkpoints(options_.rescue_dir)) {
+      if (step_of(folder) < before) std::filesystem::remove_all(folder, ignored);
+    }
   }
 
   /// Publishes the weights where it is time. Failure does not end the run.
