@@ -4,6 +4,8 @@
 
 #include <algorithm>
 #include <array>
+#include <filesystem>
+#include <functional>
 #include <memory>
 #include <sstream>
 #include <string_view>
@@ -14,11 +16,15 @@
 #include "espalier/cli/commands/commands.h"
 #include "espalier/cli/flags/toml_config.h"
 #include "espalier/train/run/resume.h"
+#include "espalier/train/run/run_state.h"
 
 namespace espalier::cli {
 namespace {
 
 namespace fs = std::filesystem;
+
+constexpr const char* kRunFile = "run.json";
+
 using Json = nlohmann::ordered_json;
 
 // Flags of a run that would write where the run itself has written.
@@ -86,14 +92,18 @@ int rerun(const RerunArguments& flags, const std::function<std::string()>& versi
 
 }  // namespace
 
-std::string run_record(const std::string& version, const RunState& state) {
+RunFile run_record(const RunStart& start, const std::string& repeats, const std::string& version) {
+  RunState state = run_state_of(start.trajectories, start.options);
+  if (!start.options.trains_adapter()) add_source(start.options, &state);
+  if (start.held_out != nullptr)
+    state.evaluation = EvaluationState{.data_hashes = content_hashes(start.held_out->trajectories)};
+  if (!repeats.empty()) {
+    const std::string file = (fs::path(repeats) / kRunFile).string();
+    check_repeats(state_from_json(read_record(repeats)["state"], file), state, start.options);
+  }
   const Json record = {
       {"program", lines_of(version)}, {"folder", fs::current_path().string()}, {"state", to_json(state)}};
-  return record.dump(2) + "\n";
-}
-
-void check_repeats_run(const fs::path& run, const RunState& state, const TrainOptions& options) {
-  check_repeats(state_from_json(read_record(run)["state"], (run / kRunFile).string()), state, options);
+  return {kRunFile, record.dump(2) + "\n"};
 }
 
 Command rerun_command(const std::function<std::string()>& version) {

@@ -2,21 +2,24 @@
 // run.json in the folder of a run: what a repetition needs beside config.toml.
 #pragma once
 
-#include <filesystem>
 #include <string>
 
-#include "espalier/train/run/run_state.h"
+#include "espalier/train/run/evaluation.h"
+#include "espalier/train/run/run_folder.h"
 #include "espalier/train/train_options.h"
 
 namespace espalier::cli {
 
-inline constexpr const char* kRunFile = "run.json";
+/// What a run starts with.
+struct RunStart {
+  const TrainOptions& options;
+  const Trajectories& trajectories;
+  const HeldOut* held_out;  // nullptr: none
+};
 
-/// The text of run.json: the program (`version`, the text of --version), the current folder, to which paths
-/// in config.toml are relative, and `state`, that of the run before its first step.
-std::string run_record(const std::string& version, const RunState& state);
-
-/// check_repeats with the state in run.json of `run`.
-void check_repeats_run(const std::filesystem::path& run, const RunState& state, const TrainOptions& options);
+/// run.json: the program (`version`, the text of --version), the current folder, to which paths in config.toml
+/// are relative, and the state before the first step. Throws InputError if the run differs from that in the
+/// folder `repeats` (check_repeats), unless that is empty.
+RunFile run_record(const RunStart& start, const std::string& repeats, const std::string& version);
 
 }  // namespace espalier::cli

@@ -320,7 +320,6 @@ class TrainRun {
   void read_rows();
   void choose_options();
   void add_reference();
-  void add_record();
   void print_plan() const;
   bool train();
 
@@ -365,7 +364,8 @@ int TrainRun::run() {
     print_plan();
     return 0;
   }
-  add_record();
+  files_.push_back(run_record({options_, data_.trajectories, held_out_ ? &*held_out_ : nullptr}, flags_.repeats,
+                              flags_.version()));
   std::filesystem::create_directories(options_.out);
   stop_on_signals(&stop);
   progress_.emplace("train");
@@ -432,15 +432,6 @@ void TrainRun::add_reference() {
   if (held_out == nullptr) return;
   compute_reference(reference, {.file = options_.out / "ref_logprobs_eval.safetensors"}, options_.objective,
                     held_out);
-}
-
-/// Adds run.json, and compares it with that of the run that this one repeats.
-void TrainRun::add_record() {
-  RunState state = run_state_of(data_.trajectories, options_);
-  if (!options_.trains_adapter()) add_source(options_, &state);
-  if (held_out_) state.evaluation = EvaluationState{.data_hashes = content_hashes(held_out_->trajectories)};
-  if (!flags_.repeats.empty()) check_repeats_run(flags_.repeats, state, options_);
-  files_.push_back({kRunFile, run_record(flags_.version(), state)});
 }
 
 void TrainRun::print_plan() const {
