@@ -29,6 +29,9 @@ void add_run_options(TrainOptions* options, OptionList* list) {
             "number of steps changes, which is allowed");
   list->add("save-every", &options->save_every, "Steps between checkpoints (0: only the last)",
             {.least = 0, .most = kMostSteps});
+  list->add("save-in-background", &options->save_in_background,
+            "Write checkpoints, but that of the last step, while the next steps go on, from a copy of weights and "
+            "optimiser in memory, which --memory-budget includes on a CPU");
   list->add(
       "skip-bad-steps", &options->skip_bad_steps,
       "Leave out the updates of up to N steps of the run whose loss or gradients are not finite, and name "

@@ -32,6 +32,7 @@
 #include "espalier/plan/time_model.h"
 #include "espalier/runtime/progress.h"
 #include "espalier/train/flags.h"
+#include "espalier/train/run/background_save.h"
 #include "espalier/train/run/epochs.h"
 #include "espalier/train/run/reference.h"
 #include "espalier/train/run/resume.h"
@@ -76,7 +77,7 @@ ModelUse use_of(const TrainArguments& flags, const MixedData& data, at::Device d
   return {.config = config,
           .dtype = flags.train.dtype,
           .device = device,
-          .optimizer_bytes = optimizer_bytes(flags.train.optimizer.kind, flags.train.dtype),
+          .optimizer_bytes = state_bytes(flags.train, device),
           .objective = flags.train.objective,
           .mix = data.sources,
           .lora = flags.lora.trained(config),

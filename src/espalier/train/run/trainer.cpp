@@ -18,6 +18,7 @@
 #include "espalier/train/optimizer/diagnosis.h"
 #include "espalier/train/optimizer/optimizer.h"
 #include "espalier/train/optimizer/step_trainer.h"
+#include "espalier/train/run/background_save.h"
 #include "espalier/train/run/checkpoint.h"
 #include "espalier/train/run/load_model.h"
 #include "espalier/train/run/metrics.h"
@@ -47,11 +48,11 @@ class SaveSchedule {
   }
   void saved() { failures_ = retry_at_ = 0; }
 
-  /// Whether the run may continue although the checkpoint of this step could not be written: until the next
-  /// one is due, with retries after 1, 2, 4, ... steps.
-  bool may_wait(int64_t step, bool stopping) {
+  /// Whether the run, which has completed step `now`, may continue although the checkpoint of `step` could not
+  /// be written: until the next one is due, with retries after 1, 2, 4, ... steps.
+  bool may_wait(int64_t step, int64_t now, bool stopping) {
     if (is_final(step, stopping) || (failures_ > 0 && is_regular(step))) return false;
-    retry_at_ = step + (int64_t{1} << std::min<int64_t>(failures_++, 20));
+    retry_at_ = now + (int64_t{1} << std::min<int64_t>(failures_++, 20));
     return true;
   }
 
@@ -142,6 +143,7 @@ class TrainingRun {
       publish();
       if (is_evaluation_due()) evaluate(writer);
       const bool ends = stopping() || ends_early();
+      if (writing_.is_done()) finish_writing(ends);
       if (saves_.is_due(state_.step, ends)) save(ends);
       if (stopping() && (state_.step < last_ || is_evaluation_due()) && !ends_early()) return false;
     }
@@ -354,11 +356,14 @@ class TrainingRun {
 
   /// Writes the checkpoint of the last completed step.
   void save_now() {
-    const auto folder = save_checkpoint(checkpoint_, trainer_.decoder(), trainer_.optimizer(), state_);
-    saved_ = state_.step;
+    add_saved(save_checkpoint(checkpoint_, trainer_.decoder(), trainer_.optimizer(), state_));
+  }
+
+  void add_saved(const std::filesystem::path& folder) {
+    saved_ = step_of(folder);
     if (events_.saved) events_.saved(folder);
     try {
-      forget_rescued(/*before=*/state_.step + 1);
+      forget_rescued(/*before=*/saved_ + 1);
       remove_old_checkpoints(options_.out, options_.keep_last, options_.keep_every);
     } catch (const std::exception& error) {
       note(fmt::format("warning: an old checkpoint could not be removed: {}", error.what()));
@@ -367,18 +372,41 @@ class TrainingRun {
 
   /// The same for a checkpoint that is due; a failure may be retried later.
   void save(bool stop) {
+    if (writing_.is_pending()) finish_writing(stop);
+    if (options_.save_in_background && !stop && state_.step < last_ && start_writing()) return;
+    try_to_save(state_.step, stop, [&] { save_now(); });
+  }
+
+  /// Returns false if there is no memory for a copy.
+  bool start_writing() {
     try {
-      save_now();
+      writing_.start(checkpoint_, trainer_.decoder(), trainer_.optimizer(), state_);
+      return true;
+    } catch (const std::exception& error) {
+      note(fmt::format("warning: step {} is not saved in the background: {}", state_.step, text_of(error)));
+      return false;
+    }
+  }
+
+  /// Waits for the checkpoint that is being written.
+  void finish_writing(bool stop) {
+    try_to_save(writing_.step(), stop, [&] { add_saved(writing_.finish()); });
+  }
+
+  template <class Save>
+  void try_to_save(int64_t step, bool stop, const Save& save) {
+    try {
+      save();
       saves_.saved();
     } catch (const std::exception& error) {
       // Retrying does not make values finite.
       const bool hopeless = dynamic_cast<const NonFiniteError*>(&error) != nullptr;
-      if (hopeless || !saves_.may_wait(state_.step, stop)) {
+      if (hopeless || !saves_.may_wait(step, state_.step, stop && step == state_.step)) {
         save_failed_ = true;
         throw;
       }
-      note(fmt::format("warning: step {} could not be saved: {}; the run continues and retries later",
-                       state_.step, text_of(error)));
+      note(fmt::format("warning: step {} could not be saved: {}; the run continues and retries later", step,
+                       text_of(error)));
       rescue();
     }
   }
@@ -427,6 +455,13 @@ class TrainingRun {
   /// Saves the completed steps, if possible, and throws RunError.
   [[noreturn]] void end_with(const std::exception& error) {
     std::string outcome;
+    if (writing_.is_pending()) {
+      try {
+        add_saved(writing_.finish());
+      } catch (const std::exception& second) {
+        note(fmt::format("warning: step {} could not be saved: {}", writing_.step(), text_of(second)));
+      }
+    }
     if (trainer_.is_half_updated()) {
       outcome = fmt::format("the update of step {} was not finished, so that its weights are not saved",
                             state_.step + 1);
@@ -469,6 +504,7 @@ class TrainingRun {
   int64_t first_;                  // its step
   Steps steps_;
   SaveSchedule saves_;
+  BackgroundSave writing_;
   int64_t saved_ = 0;    // step of the newest checkpoint
   int64_t rescued_ = 0;  // step of the checkpoint in the rescue folder; 0: none
   int64_t profiled_ = 0;
