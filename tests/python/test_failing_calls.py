@@ -12,7 +12,7 @@ import re
 import shutil
 import signal
 import subprocess
-import time
+from pathlib import Path
 
 import pytest
 
@@ -31,7 +31,7 @@ def library(tmp_path_factory):
 
 
 @pytest.fixture
-def train(library, flags, tmp_path):  # noqa: F811
+def train(library, flags, tmp_path):
     """Trains into a folder whose calls fail as told; returns the finished process. Two checkpoints stay, so that old ones are removed."""
     def run(out, *more, below="checkpoints", log="", at=0, how=0, lasts=False):
         words = ["train", *flags, "--out", out, "--steps", STEPS, "--keep-last", 2, *more]
@@ -164,11 +164,11 @@ def test_published_weights_are_never_seen_half_written(train, whole, tmp_path, l
 
 def resources(pid):
     """Resident KiB, threads and open files."""
-    status = dict(line.split(":", 1) for line in open(f"/proc/{pid}/status").read().splitlines())
+    status = dict(line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines())
     return int(status["VmRSS"].split()[0]), int(status["Threads"]), len(os.listdir(f"/proc/{pid}/fd"))
 
 
-def test_a_long_run_accumulates_nothing(flags, tmp_path, long_tests):  # noqa: F811
+def test_a_long_run_accumulates_nothing(flags, tmp_path, long_tests):
     """Steps, checkpoints, published weights and their removal: memory flat after the first third, the same threads and files."""
     steps = 60000 if long_tests else 600
     words = ["train", *flags, "--out", tmp_path / "run", "--steps", steps, "--save-every", 10, "--keep-last", 2, "--publish",
@@ -180,9 +180,9 @@ def test_a_long_run_accumulates_nothing(flags, tmp_path, long_tests):  # noqa: F
         if re.search(r"saved .*/step_\d+$", line):
             # Standing still: what is open for a moment does not count.
             process.send_signal(signal.SIGSTOP)
-            while open(f"/proc/{process.pid}/stat").read().rsplit(") ", 1)[1][0] not in "TZ":
-                time.sleep(0.001)
-            seen.append(resources(process.pid))
+            state = os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
+            if state.si_code == os.CLD_STOPPED:
+                seen.append(resources(process.pid))
             process.send_signal(signal.SIGCONT)
     assert process.wait() == 0
     warm = seen[len(seen) // 3 : -1]  # the last is of a run that ends
