@@ -119,7 +119,8 @@ def test_a_call_that_fails_once_is_made_up_for(train, whole, tmp_path, long_test
 def test_on_a_full_disk_the_last_good_checkpoint_stays_and_later_steps_are_rescued(train, whole, tmp_path, name, long_tests):
     undisturbed, calls = whole
     second = next(at for at, call in enumerate(calls, 1) if "/.step_2." in call)
-    for at in [at for at in chosen(calls, 400, long_tests) if at >= second][: None if long_tests else 5]:
+    suitable = [at for at in chosen(calls, 400, long_tests) if at >= second and phase(calls[at - 1])[0] != "unlink"]
+    for at in suitable if long_tests else suitable[:4]:
         run, rescue = tmp_path / "run", tmp_path / "rescue"
         done = train(run, "--rescue-dir", rescue, at=at, how=getattr(errno, name), lasts=True)
         expect_intact(run, undisturbed)
