@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A library for LD_PRELOAD that counts the calls which change files below a folder, and kills the process at one
-// of them or lets it fail. Tests build it and set, in the environment:
+// A library for LD_PRELOAD that counts the calls which change files below a folder, and kills the process at
+// one of them or lets it fail. Tests build it and set, in the environment:
 //
 //   FAIL_BELOW  the folder, an absolute path
 //   FAIL_LOG    a file that gets a line "NAME PATH" for each call before it is made
@@ -57,7 +57,8 @@ const char* path_of(int descriptor, const char* name, char* buffer, size_t size)
 bool fails(const char* call, const char* path, bool needs_room) {
   static std::atomic<long> count{0};
   const Settings& wanted = settings();
-  if (wanted.below[0] == '\0' || std::strncmp(path, wanted.below, std::strlen(wanted.below)) != 0) return false;
+  if (wanted.below[0] == '\0' || std::strncmp(path, wanted.below, std::strlen(wanted.below)) != 0)
+    return false;
   const long number = ++count;
   if (wanted.log[0] != '\0') {
     char line[4352];
@@ -66,7 +67,8 @@ bool fails(const char* call, const char* path, bool needs_room) {
     syscall(SYS_write, file, line, length);
     syscall(SYS_close, file);
   }
-  if (wanted.at == 0 || number < wanted.at || (number > wanted.at && !(wanted.lasts && needs_room))) return false;
+  if (wanted.at == 0 || number < wanted.at || (number > wanted.at && !(wanted.lasts && needs_room)))
+    return false;
   if (wanted.how == 0) {
     ::kill(::getpid(), SIGKILL);
     for (;;) ::pause();

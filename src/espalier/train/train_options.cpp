@@ -29,9 +29,10 @@ void add_run_options(TrainOptions* options, OptionList* list) {
             "number of steps changes, which is allowed");
   list->add("save-every", &options->save_every, "Steps between checkpoints (0: only the last)",
             {.least = 0, .most = kMostSteps});
-  list->add("save-in-background", &options->save_in_background,
-            "Write checkpoints, but that of the last step, while the next steps go on, from a copy of weights and "
-            "optimiser in memory, which --memory-budget includes on a CPU");
+  list->add(
+      "save-in-background", &options->save_in_background,
+      "Write checkpoints, but that of the last step, while the next steps go on, from a copy of weights and "
+      "optimiser in memory, which --memory-budget includes on a CPU");
   list->add(
       "skip-bad-steps", &options->skip_bad_steps,
       "Leave out the updates of up to N steps of the run whose loss or gradients are not finite, and name "
@@ -48,10 +49,11 @@ void add_run_options(TrainOptions* options, OptionList* list) {
             "Folder of this run alone, on another disk. A checkpoint that cannot be written to --out goes to "
             "DIR/checkpoints/step_N, and --resume with the same DIR continues from there",
             {.path = PathKind::kFolder});
-  list->add("publish", &options->publish,
-            "Folder for samplers: the weights, or the adapter, after --publish-every steps as DIR/step_N, which "
-            "appears complete. The newest two stay",
-            {.path = PathKind::kFolder});
+  list->add(
+      "publish", &options->publish,
+      "Folder for samplers: the weights, or the adapter, after --publish-every steps as DIR/step_N, which "
+      "appears complete. The newest two stay",
+      {.path = PathKind::kFolder});
   list->add("publish-every", &options->publish_every, "Steps between published weights",
             {.least = 1, .most = kMostSteps});
 }

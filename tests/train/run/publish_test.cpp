@@ -44,11 +44,8 @@ TEST_F(Publish, TheNewestWeightsAreThereWithoutTrainingState) {
   events_.saved = [&](const fs::path&) { published.push_back(names_in(run.publish)); };
   ASSERT_TRUE(train(training_rows(), run, events_));
   using Names = std::set<std::string>;
-  EXPECT_EQ(published, (std::vector<Names>{{"step_2"},
-                                           {"step_2"},
-                                           {"step_2"},
-                                           {"step_2", "step_4"},
-                                           {"step_4", "step_5"}}));
+  EXPECT_EQ(published, (std::vector<Names>{
+                           {"step_2"}, {"step_2"}, {"step_2"}, {"step_2", "step_4"}, {"step_4", "step_5"}}));
   for (const int64_t step : {4, 5}) {
     const fs::path folder = run.publish / checkpoint_name(step);
     EXPECT_EQ(names_in(folder), (Names{"config.json", "manifest.json", "model.safetensors"}));

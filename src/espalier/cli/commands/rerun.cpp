@@ -40,11 +40,13 @@ std::vector<std::string> lines_of(const std::string& text) {
 
 Json read_record(const fs::path& run) {
   const fs::path file = run / kRunFile;
-  ESPALIER_CHECK(fs::exists(file), "rerun: {}: expected a run, whose folder has {}; found none (older versions wrote none)",
+  ESPALIER_CHECK(fs::exists(file),
+                 "rerun: {}: expected a run, whose folder has {}; found none (older versions wrote none)",
                  run.string(), kRunFile);
   Json record = read_json_file<Json>(file);
   ESPALIER_CHECK(record.is_object() && record.contains("state") && record.contains("program") &&
-                     record["program"].is_array() && record.contains("folder") && record["folder"].is_string(),
+                     record["program"].is_array() && record.contains("folder") &&
+                     record["folder"].is_string(),
                  "{}: expected program, folder and state of a run", file.string());
   return record;
 }
@@ -53,7 +55,8 @@ Json read_record(const fs::path& run) {
 void check_program(const Json& record, const std::string& version, bool may_differ) {
   const Json &before = record["program"], now = lines_of(version);
   for (size_t i = 0; i < std::max(before.size(), now.size()); ++i) {
-    const std::string was = i < before.size() ? before[i].dump() : "none", is = i < now.size() ? now[i].dump() : "none";
+    const std::string was = i < before.size() ? before[i].dump() : "none",
+                      is = i < now.size() ? now[i].dump() : "none";
     if (was == is) continue;
     ESPALIER_CHECK(may_differ,
                    "rerun: the run was made by a program with {}, this one has {}; use that one, or pass "
@@ -84,8 +87,8 @@ int rerun(const RerunArguments& flags, const std::function<std::string()>& versi
   if (fs::exists(mix)) texts.emplace_back("mix", mix.string());
   std::error_code error;
   fs::current_path(record["folder"].get<std::string>(), error);
-  ESPALIER_CHECK(!error, "rerun: the folder in which the run was started, {}: {}", record["folder"].get<std::string>(),
-                 error.message());
+  ESPALIER_CHECK(!error, "rerun: the folder in which the run was started, {}: {}",
+                 record["folder"].get<std::string>(), error.message());
   train.options.set(texts);
   return train.run(train.options);
 }
@@ -108,25 +111,28 @@ RunFile run_record(const RunStart& start, const std::string& repeats, const std:
 
 Command rerun_command(const std::function<std::string()>& version) {
   const auto flags = std::make_shared<RerunArguments>();
-  Command command{
-      .name = "rerun",
-      .summary = kSummaryOfRerun,
-      .closing =
-          "The flags are those of RUN/config.toml, without --rescue-dir, --publish and --profile; rates and matrix "
-          "products are those of RUN/cost_model.json. Rows, model, adapter and this program are compared with "
-          "RUN/run.json: what has changed is named, and nothing is run. On a machine with the same instruction set "
-          "and number of threads the checkpoints are the same to the bit.\n\nExample:\n"
-          "  espalier rerun runs/a --out runs/a-again",
-      .run = [flags, version](const OptionList&) { return rerun(*flags, version); },
-      .has_config = false};
+  Command command{.name = "rerun",
+                  .summary = kSummaryOfRerun,
+                  .closing =
+                      "The flags are those of RUN/config.toml, without --rescue-dir, --publish and "
+                      "--profile; rates and matrix "
+                      "products are those of RUN/cost_model.json. Rows, model, adapter and this program are "
+                      "compared with "
+                      "RUN/run.json: what has changed is named, and nothing is run. On a machine with the "
+                      "same instruction set "
+                      "and number of threads the checkpoints are the same to the bit.\n\nExample:\n"
+                      "  espalier rerun runs/a --out runs/a-again",
+                  .run = [flags, version](const OptionList&) { return rerun(*flags, version); },
+                  .has_config = false};
   OptionList& list = command.options;
   list.group(kDataGroup);
   list.add("RUN", &flags->run, "Folder of the run to repeat",
            {.path = PathKind::kFolder, .required = true, .stands_alone = true});
   list.add("out", &flags->out, "Folder of the new run",
            {.letter = 'o', .path = PathKind::kFolder, .group = kOutputGroup, .required = true});
-  list.add("other-program", &flags->other_program,
-           "Run even if version, commit, LibTorch or instruction set of the program differ; says what differs");
+  list.add(
+      "other-program", &flags->other_program,
+      "Run even if version, commit, LibTorch or instruction set of the program differ; says what differs");
   return command;
 }
 

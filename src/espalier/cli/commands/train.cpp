@@ -59,7 +59,7 @@ struct TrainArguments {
   std::string model, reference_model, profile;
   std::string repeats;                   // folder of the run that this one repeats; "": none
   std::function<std::string()> version;  // of the program
-  std::vector<std::string> eval_data;  // names and patterns
+  std::vector<std::string> eval_data;    // names and patterns
   EvaluationOptions evaluation;
   bool dry_run = false;
 
@@ -365,8 +365,8 @@ int TrainRun::run() {
     print_plan();
     return 0;
   }
-  files_.push_back(run_record({options_, data_.trajectories, held_out_ ? &*held_out_ : nullptr}, flags_.repeats,
-                              flags_.version()));
+  files_.push_back(run_record({options_, data_.trajectories, held_out_ ? &*held_out_ : nullptr},
+                              flags_.repeats, flags_.version()));
   std::filesystem::create_directories(options_.out);
   stop_on_signals(&stop);
   progress_.emplace("train");

@@ -149,7 +149,9 @@ std::vector<Optimizer::Named> Optimizer::state() const {
 Optimizer Optimizer::copy_for(const Decoder& decoder) const {
   Optimizer copy = *this;
   copy.decoder_ = &decoder;
-  const auto to_host = [](at::Tensor& tensor) { tensor = tensor.to(at::kCPU, tensor.scalar_type(), false, true); };
+  const auto to_host = [](at::Tensor& tensor) {
+    tensor = tensor.to(at::kCPU, tensor.scalar_type(), false, true);
+  };
   to_host(copy.steps_done_);
   std::ranges::for_each(copy.exp_avgs_, to_host);
   std::ranges::for_each(copy.exp_avg_sqs_, to_host);

@@ -13,7 +13,8 @@ namespace {
 
 std::vector<Parameter> copies_of(const std::vector<Parameter>& parameters, at::Device device) {
   std::vector<Parameter> copies = parameters;
-  for (Parameter& copy : copies) copy.value = copy.value.detach().to(device, copy.value.scalar_type(), false, true);
+  for (Parameter& copy : copies)
+    copy.value = copy.value.detach().to(device, copy.value.scalar_type(), false, true);
   return copies;
 }
 
@@ -24,13 +25,17 @@ Decoder copy_of(const Decoder& decoder) {
     adapter.parameters = copies_of(adapter.parameters, decoder.device());
     return Decoder(decoder.config(), decoder.weights(), decoder.buffers(), std::move(adapter));
   }
-  return Decoder(decoder.config(), copies_of(decoder.weights(), at::kCPU), copies_of(decoder.buffers(), at::kCPU));
+  return Decoder(decoder.config(), copies_of(decoder.weights(), at::kCPU),
+                 copies_of(decoder.buffers(), at::kCPU));
 }
 
 struct Snapshot {
   Snapshot(const CheckpointOptions& options, const Decoder& decoder, const Optimizer& optimizer,
            const RunState& state)
-      : options(options), decoder(copy_of(decoder)), optimizer(optimizer.copy_for(this->decoder)), state(state) {}
+      : options(options),
+        decoder(copy_of(decoder)),
+        optimizer(optimizer.copy_for(this->decoder)),
+        state(state) {}
 
   CheckpointOptions options;
   Decoder decoder;
@@ -46,8 +51,8 @@ int64_t state_bytes(const TrainOptions& options, at::Device device) {
   return 2 * own + static_cast<int64_t>(c10::elementSize(options.dtype));
 }
 
-void BackgroundSave::start(const CheckpointOptions& options, const Decoder& decoder, const Optimizer& optimizer,
-                           const RunState& state) {
+void BackgroundSave::start(const CheckpointOptions& options, const Decoder& decoder,
+                           const Optimizer& optimizer, const RunState& state) {
   const at::NoGradGuard no_grad;
   auto snapshot = std::make_unique<Snapshot>(options, decoder, optimizer, state);
   step_ = state.step;

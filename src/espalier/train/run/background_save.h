@@ -10,12 +10,12 @@
 
 namespace espalier {
 
-/// Bytes of moments and master weights per element of a trained parameter, and on a CPU those of the copy that
-/// options.save_in_background makes of them and of the weights.
+/// Bytes of moments and master weights per element of a trained parameter, and on a CPU those of the copy
+/// that options.save_in_background makes of them and of the weights.
 int64_t state_bytes(const TrainOptions& options, at::Device device);
 
-/// Writes one checkpoint at a time in a thread, from a copy of weights and optimiser state. The destructor waits
-/// for the thread.
+/// Writes one checkpoint at a time in a thread, from a copy of weights and optimiser state. The destructor
+/// waits for the thread.
 class BackgroundSave {
  public:
   /// Copies weights and optimiser state to host memory (an adapter: to memory of its device), and starts

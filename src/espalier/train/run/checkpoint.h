@@ -45,9 +45,9 @@ void write_checkpoint(const std::filesystem::path& folder, const CheckpointOptio
 void replace_checkpoint(const std::filesystem::path& folder, const CheckpointOptions& options,
                         const Decoder& decoder, const Optimizer& optimizer, const RunState& state);
 
-/// Writes the weights or the adapter of `decoder`, without training state, as PARENT/step_N for other programs,
-/// with a manifest. Replaces a folder of that name (replace_checkpoint), and removes all but the newest two and
-/// what killed processes have left. Returns the folder. Throws like save_checkpoint.
+/// Writes the weights or the adapter of `decoder`, without training state, as PARENT/step_N for other
+/// programs, with a manifest. Replaces a folder of that name (replace_checkpoint), and removes all but the
+/// newest two and what killed processes have left. Returns the folder. Throws like save_checkpoint.
 std::filesystem::path publish_weights(const std::filesystem::path& parent, const CheckpointOptions& options,
                                       const Decoder& decoder, int64_t step);
 

@@ -50,7 +50,8 @@ struct Words {
   const char* advice;
 };
 constexpr Words kResume{"--resume", "resume with the same, or start a new run in another --out"};
-constexpr Words kRepeat{"rerun", "bring back what the run had, or start a new one with its config.toml as --config"};
+constexpr Words kRepeat{"rerun",
+                        "bring back what the run had, or start a new one with its config.toml as --config"};
 
 constexpr const char* kNewSchedule =
     ": the learning rate continues as in a run of so many steps, and falls to 0 at the last one";
@@ -138,13 +139,12 @@ void check_data(const Words& words, const RunState& saved, const RunState& now, 
   for (const std::string& column : used_columns(options)) {
     const auto before = saved.data_hashes.find(column), after = now.data_hashes.find(column);
     const bool had = before != saved.data_hashes.end(), has = after != now.data_hashes.end();
-    ESPALIER_CHECK(
-        had == has && (!had || before->second == after->second),
-        "{}: the data's {} {}; {}", words.title, column,
-        had && has ? "are not those that the run was trained on"
-        : had      ? "are missing, and the run was trained on some"
-                   : "were not there when the run began",
-        words.advice);
+    ESPALIER_CHECK(had == has && (!had || before->second == after->second), "{}: the data's {} {}; {}",
+                   words.title, column,
+                   had && has ? "are not those that the run was trained on"
+                   : had      ? "are missing, and the run was trained on some"
+                              : "were not there when the run began",
+                   words.advice);
   }
 }
 
@@ -254,8 +254,8 @@ void check_repeats(const RunState& saved, const RunState& now, const TrainOption
   const auto held_out = [](const RunState& state) {
     return state.evaluation ? state.evaluation->data_hashes : std::map<std::string, std::string>{};
   };
-  ESPALIER_CHECK(held_out(saved) == held_out(now), "{}: the rows of --eval-data have changed; {}", kRepeat.title,
-                 kRepeat.advice);
+  ESPALIER_CHECK(held_out(saved) == held_out(now), "{}: the rows of --eval-data have changed; {}",
+                 kRepeat.title, kRepeat.advice);
 }
 
 void check_not_begun(const TrainOptions& options) {

@@ -48,8 +48,8 @@ class SaveSchedule {
   }
   void saved() { failures_ = retry_at_ = 0; }
 
-  /// Whether the run, which has completed step `now`, may continue although the checkpoint of `step` could not
-  /// be written: until the next one is due, with retries after 1, 2, 4, ... steps.
+  /// Whether the run, which has completed step `now`, may continue although the checkpoint of `step` could
+  /// not be written: until the next one is due, with retries after 1, 2, 4, ... steps.
   bool may_wait(int64_t step, int64_t now, bool stopping) {
     if (is_final(step, stopping) || (failures_ > 0 && is_regular(step))) return false;
     retry_at_ = now + (int64_t{1} << std::min<int64_t>(failures_++, 20));
@@ -443,8 +443,7 @@ class TrainingRun {
     const bool is_due = state_.step % options_.publish_every == 0 || state_.step == last_;
     if (options_.publish.empty() || !is_due) return;
     try {
-      const auto folder =
-          publish_weights(options_.publish, checkpoint_, trainer_.decoder(), state_.step);
+      const auto folder = publish_weights(options_.publish, checkpoint_, trainer_.decoder(), state_.step);
       note("published " + folder.string());
     } catch (const std::exception& error) {
       note(fmt::format("warning: step {} could not be published: {}; the run continues", state_.step,
