@@ -12,7 +12,7 @@ import time
 
 import pytest
 
-COMMANDS = ["prepare", "import", "inspect", "plan", "export", "train", "launch", "logprobs", "merge", "sample", "verify", "bench", "device", "synth", "init", "completion", "man"]
+COMMANDS = ["prepare", "import", "inspect", "plan", "export", "train", "rerun", "launch", "logprobs", "merge", "sample", "verify", "bench", "device", "synth", "init", "completion", "man"]
 SHELLS = ["bash", "zsh", "fish"]
 
 
