@@ -67,20 +67,20 @@ TEST_F(BackgroundSaves, EveryCheckpointIsThatOfARunThatWaits) {
 
 TEST_F(BackgroundSaves, AnErrorIsSaidAtALaterStepAndMadeUpFor) {
   TrainOptions run = run_of("run", at::kFloat, true);
-  run.steps = 40;
-  run.save_every = 20;
+  run.steps = 10;
+  run.save_every = 5;
   std::string notes;
   TrainEvents events;
   events.step = [&](int64_t step, const nlohmann::ordered_json&) {
-    if (step == 20) write_text(run.out / "checkpoints", "a file in its place");
+    if (step == 5) write_text(run.out / "checkpoints", "a file in its place");
   };
   events.note = [&](const std::string& text) {
     notes += text + "\n";
     if (text.find("could not be saved") != std::string::npos) fs::remove(run.out / "checkpoints");
   };
   ASSERT_TRUE(train(training_rows(), run, events));
-  EXPECT_NE(notes.find("warning: step 20 could not be saved: "), std::string::npos) << notes;
-  EXPECT_EQ(newest(run.out), "step_40");
+  EXPECT_NE(notes.find("warning: step 5 could not be saved: "), std::string::npos) << notes;
+  EXPECT_EQ(newest(run.out), "step_10");
 }
 
 TEST_F(BackgroundSaves, TheLastStepIsWaitedForAndItsErrorIsOne) {
