@@ -100,7 +100,7 @@ class Recurrence:
         """Whether the operator takes the arguments other than prev and ends; the composed form says what is wrong with others."""
         raise NotImplementedError
 
-    def is_served(self) -> bool:
+    def is_served(self, waves: Waves) -> bool:
         """Whether the library has kernels for such sizes."""
         raise NotImplementedError
 
@@ -130,14 +130,15 @@ def _served(given: Recurrence, device: str) -> Waves | None:
     assert first is not None
     if not are_paths(given.prev, given.ends, len(first), 0 if given.states is None else len(given.states)):
         return None
-    if not given.is_served() or (device != "CPU" and first.dtype not in given.library.dtypes):
+    if device != "CPU" and first.dtype not in given.library.dtypes:
         return None
     rates = _rates(given.library, first)
     if rates is None:
         return None
     waves = waves_of(given.prev, given.ends, first.device)
     heads, rows, columns = given.state_shape()
-    return waves if rates.prefers_waves(given.counts(waves), heads * rows * columns) else None
+    is_taken = given.is_served(waves) and rates.prefers_waves(given.counts(waves), heads * rows * columns)
+    return waves if is_taken else None
 
 
 def named_form() -> str:
