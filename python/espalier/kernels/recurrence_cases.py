@@ -44,10 +44,12 @@ class Layer(NamedTuple):
 
     inputs    by name, what it is differentiable in: `states` or `tails` where paths go on from them
     grads     of its results, by their names, in float64
+    shared    the inputs that all tokens have in common
     """
 
     inputs: dict[str, Tensor]
     grads: dict[str, Tensor]
+    shared: tuple[str, ...] = ()
 
 
 class Problem(NamedTuple):
@@ -80,7 +82,8 @@ def case(operator: str, name: str, before: list[int], shape: tuple[int, float], 
         return detached(dict(zip(layer.grads, outs)) | of_inputs)
 
     return Case(name, lambda: results(problem.ours, device, None), lambda: results(problem.plain(dtype), "cpu", None),
-                lambda: results(problem.plain(torch.float64), "cpu", torch.float64))  # fmt: skip
+                lambda: results(problem.plain(torch.float64), "cpu", torch.float64),
+                {f"gradient of {name}": len(before) for name in layer.shared})  # fmt: skip
 
 
 def _normal(generator: torch.Generator, *shape: int) -> Tensor:
@@ -112,7 +115,7 @@ def _ssm_layer(before: list[int], num_ends: int, size: int, decay: float, genera
     x, b, c = (_normal(generator, tokens, *shape).to(dtype) for shape in ((HEADS, dim), (GROUPS, size), (GROUPS, size)))
     dt, a = torch.nn.functional.softplus(_normal(generator, tokens, HEADS) - 1), -decay * _normal(generator, HEADS).abs()
     rows = {"x": x, "dt": dt.to(sums), "A": a.to(sums), "B": b, "C": c, "D": _normal(generator, HEADS).to(sums)}
-    return _recurrent_layer(rows, (size, dim), dim, before, num_ends, generator, dtype)
+    return _recurrent_layer(rows, (size, dim), dim, before, num_ends, generator, dtype)._replace(shared=("A", "D"))
 
 
 def _convolution_layer(before: list[int], _num_ends: int, channels: int, _decay: float, generator: torch.Generator,
@@ -122,7 +125,8 @@ def _convolution_layer(before: list[int], _num_ends: int, channels: int, _decay:
               "bias": _normal(generator, channels)}  # fmt: skip
     if min(before) < -1:
         inputs["tails"] = _normal(generator, 2, taps - 1, channels)
-    return Layer({name: each.to(dtype) for name, each in inputs.items()}, {OUT: _normal(generator, len(before), channels)})
+    return Layer({name: each.to(dtype) for name, each in inputs.items()}, {OUT: _normal(generator, len(before), channels)},
+                 ("weight", "bias"))  # fmt: skip
 
 
 def _along(prev: Tensor, states: Tensor | None, zero: Tensor, step: Callable[[int, Tensor], tuple[Tensor, Tensor]],
