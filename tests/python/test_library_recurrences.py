@@ -105,6 +105,7 @@ def test_the_operator(operator, case, monkeypatch):
         with installed(monkeypatch, OPERATORS[operator]()) as stand_in:
             ours = results(arguments, operator)
         assert worst(ours, expected) <= EXACT
+        assert all(each.is_contiguous() and each.untyped_storage().nbytes() == each.nbytes for each in ours)
         if operator in RECURRENCES:  # all sequences are short here: a call each wave
             waves = len(Waves(arguments["prev"], arguments.get("ends", NONE), CPU).waves)
             assert stand_in.calls == 2 * waves > 1

@@ -215,7 +215,10 @@ def _backward(kind: Callable[..., Recurrence], device: str, grad_out: Tensor | N
 
 
 def _gradient(leaf: Tensor, grad: Tensor | None) -> Tensor:
-    return torch.zeros_like(leaf) if grad is None else grad.contiguous()
+    if grad is None:
+        return torch.zeros_like(leaf)
+    grad = grad.contiguous()
+    return grad.clone() if grad.untyped_storage().nbytes() > grad.nbytes else grad  # operators' results share no storage
 
 
 def register(kind: type[Recurrence], device: str = "CUDA") -> torch.library.Library:
