@@ -151,7 +151,7 @@ def named_form() -> str:
 
 def finding_of(library: Library, like: Tensor) -> verdicts.Finding:
     """What is known about a library in the dtype of a tensor, on its CUDA device. The first question about a GPU checks and
-    measures it, which takes a minute or so."""
+    measures it, which takes a minute or so, and of Mamba-2 several."""
     return verdicts.verdict_on(library.family(like.dtype), like.device.index)
 
 
