@@ -14,7 +14,11 @@ import pytest
 import torch
 
 import espalier
+import transformers_reference as reference
 from conftest import seed_of
+from engines import engine_of, init_model, transformers_gradients
+from engines import worst_error as worst_of_engine
+from small_models import random_rows as small_rows
 from recurrence_stand_ins import Convolution, GatedDelta, Mamba, installed
 from espalier import ops
 from espalier.hf import patch, patching, proof
@@ -22,7 +26,7 @@ from espalier.hf.families import backbone_of, stock_class
 from espalier.hf.float64 import InFloat64
 from espalier.hf.small_copy import small_model
 from espalier.kernels import causal_conv, gated_delta, recurrences, ssm_scan
-from espalier.kernels.waves import CHUNK, Waves
+from espalier.kernels.waves import CHUNK, Batch, Waves
 from hf_default_models import default_model
 from hf_models import alone, branching_rows, make_model, needs_family, padded, sums_of, worst_error
 from test_hf_families import fresh, skip_unless  # noqa: F401
@@ -101,6 +105,7 @@ def test_the_operator(operator, case, monkeypatch):
         with installed(monkeypatch, OPERATORS[operator]()) as stand_in:
             ours = results(arguments, operator)
         assert worst(ours, expected) <= EXACT
+        assert all(each.is_contiguous() and each.untyped_storage().nbytes() == each.nbytes for each in ours)
         if operator in RECURRENCES:  # all sequences are short here: a call each wave
             waves = len(Waves(arguments["prev"], arguments.get("ends", NONE), CPU).waves)
             assert stand_in.calls == 2 * waves > 1
@@ -196,6 +201,19 @@ def test_gradients_of_final_states_are_needed(operator, monkeypatch):
     assert worst(spoiled, right) > 1e-3
 
 
+def test_filling_other_than_0_is_noticed(monkeypatch):
+    arguments, filled = problem(4, "ssm_scan"), Batch.filled
+    right = results(arguments, "ssm_scan")
+
+    def wrong(batch, rows):
+        is_filling = filled(batch, rows.new_ones(len(rows))) == 0
+        return filled(batch, rows) + 0.1 * is_filling.view(*is_filling.shape, *[1] * (rows.dim() - 1))
+
+    monkeypatch.setattr(Batch, "filled", wrong)
+    with installed(monkeypatch, Mamba()):
+        assert worst(results(arguments, "ssm_scan"), right) > 1e-3
+
+
 def test_runs_that_are_not_kept_apart_are_noticed(monkeypatch):
     arguments = problem(2, "causal_conv1d")
     right = results(arguments, "causal_conv1d")
@@ -250,6 +268,17 @@ def test_partition(kind, every_library):
     ours = step_sums(make_model(kind), plan_of(branching_rows()))
     assert every_library[MODELS[kind]].calls > 10 and every_library["causal_conv1d"].calls > 10
     assert worst_error(ours, alone(make_model(kind), branching_rows())) <= EXACT
+
+
+@pytest.mark.parametrize("kind, strategy", [("qwen3_5", "partition"), ("nemotron_h", "partition"), ("nemotron_h", "tree-packing")])
+def test_the_engine(kind, strategy, every_library, request, tmp_path):
+    folder = init_model(request.getfixturevalue("espalier"), tmp_path / kind, kind)
+    rows = small_rows(22, "sft")
+    _, expected = transformers_gradients(folder, lambda model: reference.sft_loss(model, rows))
+    engine = engine_of(folder, strategy=strategy)
+    engine.forward_backward(rows)
+    assert every_library[{"qwen3_5": "gated_delta_rule"}.get(kind, "ssm_scan")].calls > 4
+    assert worst_of_engine(engine.gradients(), expected) <= EXACT
 
 
 WRONG = {

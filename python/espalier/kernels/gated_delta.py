@@ -55,7 +55,7 @@ class GatedDeltaRule(Recurrence):
             same &= states.shape[1:] == self.state_shape() and states.dtype == sums and states.device == q.device
         return same
 
-    def is_served(self) -> bool:
+    def is_served(self, _waves: Waves) -> bool:
         return self.q.shape[2] <= _MOST_KEY_DIM
 
     def counts(self, waves: Waves) -> Counts:

@@ -100,7 +100,7 @@ class Recurrence:
         """Whether the operator takes the arguments other than prev and ends; the composed form says what is wrong with others."""
         raise NotImplementedError
 
-    def is_served(self) -> bool:
+    def is_served(self, waves: Waves) -> bool:
         """Whether the library has kernels for such sizes."""
         raise NotImplementedError
 
@@ -130,14 +130,15 @@ def _served(given: Recurrence, device: str) -> Waves | None:
     assert first is not None
     if not are_paths(given.prev, given.ends, len(first), 0 if given.states is None else len(given.states)):
         return None
-    if not given.is_served() or (device != "CPU" and first.dtype not in given.library.dtypes):
+    if device != "CPU" and first.dtype not in given.library.dtypes:
         return None
     rates = _rates(given.library, first)
     if rates is None:
         return None
     waves = waves_of(given.prev, given.ends, first.device)
     heads, rows, columns = given.state_shape()
-    return waves if rates.prefers_waves(given.counts(waves), heads * rows * columns) else None
+    is_taken = given.is_served(waves) and rates.prefers_waves(given.counts(waves), heads * rows * columns)
+    return waves if is_taken else None
 
 
 def named_form() -> str:
@@ -150,7 +151,7 @@ def named_form() -> str:
 
 def finding_of(library: Library, like: Tensor) -> verdicts.Finding:
     """What is known about a library in the dtype of a tensor, on its CUDA device. The first question about a GPU checks and
-    measures it, which takes a minute or so."""
+    measures it, which takes a minute or so, and of Mamba-2 several."""
     return verdicts.verdict_on(library.family(like.dtype), like.device.index)
 
 
@@ -214,7 +215,10 @@ def _backward(kind: Callable[..., Recurrence], device: str, grad_out: Tensor | N
 
 
 def _gradient(leaf: Tensor, grad: Tensor | None) -> Tensor:
-    return torch.zeros_like(leaf) if grad is None else grad.contiguous()
+    if grad is None:
+        return torch.zeros_like(leaf)
+    grad = grad.contiguous()
+    return grad.clone() if grad.untyped_storage().nbytes() > grad.nbytes else grad  # operators' results share no storage
 
 
 def register(kind: type[Recurrence], device: str = "CUDA") -> torch.library.Library:

@@ -71,8 +71,9 @@ class SsmScan(Recurrence):
             given.append((self.states, sums, (len(self.states), *self.state_shape())))
         return all(each.dtype == dtype and each.shape == shape and each.device == x.device for each, dtype, shape in given)
 
-    def is_served(self) -> bool:
-        return self._numbers_of(len(self.x)) <= _MOST_NUMBERS and len(self.x) <= _MOST_BLOCKS * CHUNK
+    def is_served(self, waves: Waves) -> bool:
+        longest = max(batch.longest for wave in waves.batches for batch in wave)
+        return self._numbers_of(longest) <= _MOST_NUMBERS and -(-longest // _chunk_of(longest)) <= _MOST_BLOCKS
 
     def _numbers_of(self, longest: int) -> int:
         """Numbers of the largest tensor of a call with one sequence of so many tokens."""

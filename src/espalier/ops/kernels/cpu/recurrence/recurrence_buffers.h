@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Scratch of the loops of RecurrenceMath, compiled for the instruction set of the including file, which defines
-// ESPALIER_CPU_NAMESPACE.
+// Scratch of the loops of RecurrenceMath, compiled for the instruction set of the including file, which
+// defines ESPALIER_CPU_NAMESPACE.
 #pragma once
 
 #include "espalier/ops/kernels/cpu/recurrence/recurrence_math.h"

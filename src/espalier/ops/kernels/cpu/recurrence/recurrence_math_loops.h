@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The loops of RecurrenceMath, compiled for the instruction set of the including file, which defines
-// ESPALIER_CPU_NAMESPACE. Must not call inline functions of headers other than isa_math.h, small_product.h and
-// recurrence_buffers.h: the linker would merge their copies for different instruction sets.
+// ESPALIER_CPU_NAMESPACE. Must not call inline functions of headers other than isa_math.h, small_product.h
+// and recurrence_buffers.h: the linker would merge their copies for different instruction sets.
 //   With b, a and w the products of decays up to a token, after it, and of the whole chunk, D_ij = b_i / b_j:
 //   reads Q S and K S, scores D (q k^T), and n from the triangular system (I + A) n = beta (v - b K S) by
 //   substitution, A_ij = beta_i D_ij k_i k_j for j < i. Then out = b (Q S) + scores n, and S becomes
