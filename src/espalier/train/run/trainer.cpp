@@ -99,7 +99,7 @@ class TrainingRun {
   bool run() {
     if (first_ < last_) check_before_the_first_step();
     folder_.write_files();
-    if (rescued_ > 0) save(/*stop=*/false);
+    if (rescued_ > 0) try_to_save(first_, /*stop=*/false, [&] { save_now(); });
     if (events_.started) events_.started(last_, first_);
     const bool evaluates_first = is_evaluation_due();
     if (!evaluates_first && has_nothing_to_do()) return true;
