@@ -393,6 +393,7 @@ class TrainingRun {
     try_to_save(writing_.step(), stop, [&] { add_saved(writing_.finish()); });
   }
 
+  /// Calls `save`, which saves `step`. A failure is retried later, or thrown.
   template <class Save>
   void try_to_save(int64_t step, bool stop, const Save& save) {
     try {
