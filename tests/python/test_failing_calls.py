@@ -83,17 +83,18 @@ def expect_finished(run, whole_run):
     expect_intact(run, whole_run)
 
 
-def test_killed_at_any_call_of_a_checkpoint_a_run_loses_nothing_that_was_saved(train, whole, tmp_path, long_tests):
+@pytest.mark.parametrize("more, number", [([], 24), (["--save-in-background"], 8)])
+def test_killed_at_any_call_of_a_checkpoint_a_run_loses_nothing_that_was_saved(train, whole, tmp_path, more, number, long_tests):
     undisturbed, calls = whole
-    for at in chosen(calls, 24, long_tests):
+    for at in chosen(calls, number, long_tests):
         run = tmp_path / "run"
-        killed = train(run, at=at)
+        killed = train(run, *more, at=at)
         assert killed.returncode == -signal.SIGKILL, (at, calls[at - 1], killed.stderr)
         # The last checkpoint that was reported is there, or a later one.
         reported = [int(step) for step in re.findall(r"saved .*/step_(\d+)$", killed.stderr, re.MULTILINE)]
         assert not reported or max(saved_steps(run)) >= reported[-1], (at, calls[at - 1])
         expect_intact(run, undisturbed)
-        resumed = train(run, "--resume")
+        resumed = train(run, *more, "--resume")
         assert resumed.returncode == 0 and "cannot be used" not in resumed.stderr, (at, calls[at - 1], resumed.stderr)
         expect_finished(run, undisturbed)
         shutil.rmtree(run)
@@ -169,11 +170,12 @@ def resources(pid):
     return int(status["VmRSS"].split()[0]), int(status["Threads"]), len(os.listdir(f"/proc/{pid}/fd"))
 
 
-def test_a_long_run_accumulates_nothing(flags, tmp_path, long_tests):
+@pytest.mark.parametrize("more", [[], ["--save-in-background"]])
+def test_a_long_run_accumulates_nothing(flags, tmp_path, more, long_tests):
     """Steps, checkpoints, published weights and their removal: memory flat after the first third, the same threads and files."""
     steps = 60000 if long_tests else 600
     words = ["train", *flags, "--out", tmp_path / "run", "--steps", steps, "--save-every", 10, "--keep-last", 2, "--publish",
-             tmp_path / "published", "--publish-every", 10]  # fmt: skip
+             tmp_path / "published", "--publish-every", 10, *more]  # fmt: skip
     environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path / "cache")}
     process = subprocess.Popen([REPOSITORY / "bin/espalier", *last_of_each(words)], env=environment, stderr=subprocess.PIPE, text=True)
     seen = []

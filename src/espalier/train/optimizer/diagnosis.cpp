@@ -14,24 +14,6 @@
 namespace espalier {
 namespace {
 
-// The first tensor that is not finite, and the number of others.
-class Findings {
- public:
-  void add(const std::string& what, const std::string& fault) {
-    if (fault.empty()) return;
-    if (count_++ == 0) first_ = fmt::format("{} {}", what, fault);
-  }
-
-  std::string text(const char* others) const {
-    if (count_ <= 1) return first_;
-    return fmt::format("{}, and so do {} other {}", first_, count_ - 1, others);
-  }
-
- private:
-  int64_t count_ = 0;
-  std::string first_;
-};
-
 // A token with an extreme value, for messages.
 struct Place {
   int64_t row = -1;
@@ -119,10 +101,13 @@ bool is_norm(std::string_view module) {
 }  // namespace
 
 std::string nonfinite_parameters(const Decoder& decoder) {
-  Findings findings;
-  for (const Parameter& parameter : decoder.parameters())
-    findings.add(fmt::format("`{}`", parameter.name), nonfinite_text(parameter.value));
-  return findings.text("parameters");
+  std::string first;
+  int64_t count = 0;
+  for (const Parameter& parameter : decoder.parameters()) {
+    const std::string fault = nonfinite_text(parameter.value);
+    if (!fault.empty() && count++ == 0) first = fmt::format("`{}` {}", parameter.name, fault);
+  }
+  return count > 1 ? fmt::format("{}, and so do {} other parameters", first, count - 1) : first;
 }
 
 std::string explain_nonfinite(const Decoder& decoder, const Step& step, const Loss& loss) {

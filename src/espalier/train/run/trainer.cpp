@@ -99,7 +99,7 @@ class TrainingRun {
   bool run() {
     if (first_ < last_) check_before_the_first_step();
     folder_.write_files();
-    if (rescued_ > 0) save(/*stop=*/false);
+    if (rescued_ > 0) try_to_save(first_, /*stop=*/false, [&] { save_now(); });
     if (events_.started) events_.started(last_, first_);
     const bool evaluates_first = is_evaluation_due();
     if (!evaluates_first && has_nothing_to_do()) return true;
@@ -393,6 +393,7 @@ class TrainingRun {
     try_to_save(writing_.step(), stop, [&] { add_saved(writing_.finish()); });
   }
 
+  /// Calls `save`, which saves `step`. A failure is retried later, or thrown.
   template <class Save>
   void try_to_save(int64_t step, bool stop, const Save& save) {
     try {
