@@ -181,7 +181,6 @@ def test_a_long_run_accumulates_nothing(flags, tmp_path, more, long_tests):
     seen = []
     for line in process.stderr:
         if re.search(r"saved .*/step_\d+$", line):
-            # Standing still: what is open for a moment does not count.
             process.send_signal(signal.SIGSTOP)
             state = os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
             if state.si_code == os.CLD_STOPPED:
@@ -193,5 +192,6 @@ def test_a_long_run_accumulates_nothing(flags, tmp_path, more, long_tests):
     smallest = [min(each[0] for each in part) for part in (first, last)]
     print(f"{steps} steps: {smallest[0]:,} KiB, at the end {smallest[1]:,} KiB, {warm[-1][1]} threads, {warm[-1][2]} open files")
     assert smallest[1] <= 1.01 * smallest[0]
-    assert max(each[1] for each in last) <= max(each[1] for each in first)
-    assert min(each[2] for each in last) <= min(each[2] for each in first)
+    # Some are open for a moment. One for each checkpoint would be a dozen more.
+    for kind in (1, 2):
+        assert min(each[kind] for each in last) <= max(each[kind] for each in first)
