@@ -312,17 +312,16 @@ def test_what_is_bitwise_is_composed(operator, monkeypatch):
     assert library.calls == 0
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("operator, package", [("gated_delta_rule", "fla"), ("ssm_scan", "mamba_ssm")])
-def test_kernels_of_the_library(operator, package):
+def test_kernels_of_the_library(operator, package, dtype):
     if not importlib.util.find_spec(package):
         pytest.skip(f"{package} is not installed")
     here = Path(__file__).parent
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(here), *sys.path])}
-    command = [sys.executable, here / "recurrences_interpreted.py", operator]
+    command = [sys.executable, here / "recurrences_interpreted.py", operator, dtype]
     done = subprocess.run(command, capture_output=True, text=True, env=environment)
-    assert done.returncode == 0, done.stderr
-    calls, difference = done.stdout.split()[-2:]
-    assert int(calls) > 4 and float(difference) < 1e-5  # float32, in another order of adding
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_which_form_is_cheaper():
