@@ -2,9 +2,11 @@
 """What is kept on disk so that later processes need not find it again: JSON in folders of the user's cache."""
 
 import contextlib
+import fcntl
 import json
 import os
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -29,3 +31,14 @@ def write(path: Path, values: Any) -> None:
         with tempfile.NamedTemporaryFile("w", dir=path.parent, suffix=".part", delete=False) as file:
             json.dump(values, file)
         os.replace(file.name, path)
+
+
+@contextlib.contextmanager
+def turn(path: Path) -> Iterator[None]:
+    """Waits until no other process is inside for this path: those of one machine start at once. Without a lock where the disk
+    lets none be."""
+    with contextlib.ExitStack() as stack:
+        with contextlib.suppress(OSError):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            fcntl.flock(stack.enter_context(path.with_suffix(".lock").open("w")), fcntl.LOCK_EX)
+        yield

@@ -5,8 +5,10 @@ import json
 import shutil
 import subprocess
 import sys
+import threading
 import types
 import warnings
+from concurrent import futures
 
 import pytest
 import torch
@@ -135,6 +137,21 @@ def test_attention_that_is_right_and_wrong(monkeypatch):
         assert not checks.judged(attention_cases.cases(64, torch.bfloat16, "cpu"), torch.bfloat16).is_right
 
 
+def test_forests_that_a_library_leaves_to_others(monkeypatch):
+    """On a GPU the name of a library refuses what it does not serve; other forests are judged, and one of them has to be."""
+    every, tree_attention = attention_cases.forests(), ops.tree_attention
+    monkeypatch.setattr(attention_cases, "forests", lambda: {name: every[name] for name in ("star", "deep", "context of a tree")})
+
+    def refusing(q, *others, **options):
+        if len(q) == len(every["deep"].subtree_end):
+            raise RuntimeError("ESPALIER_ATTENTION: library attention does not serve BFloat16 with a head dimension of 64, and this forest")
+        return tree_attention(q, *others, **options)
+
+    monkeypatch.setattr(ops, "tree_attention", refusing)
+    with cudnn_stand_in.installed(monkeypatch, AttentionInFloat32()):
+        assert [case.name for case in attention_cases.cases(64, torch.bfloat16, "cpu")] == ["star", "context of a tree"]
+
+
 def test_each_size_of_heads_is_judged_by_itself(monkeypatch):
     """One that is wrong is named, with its dtype and result, and is not outweighed by others."""
     every = attention_cases.forests()
@@ -207,6 +224,29 @@ def test_verdicts_are_kept(gpu, monkeypatch):
     monkeypatch.setattr(torch, "__version__", "other")
     verdicts.verdict_on("gated_delta_rule bfloat16", 0)
     assert gpu["started"] == 2
+
+
+def test_processes_wait_for_the_verdict_of_one(gpu, monkeypatch):
+    """Two at once, of which the one that checks waits until the other has found nothing that is kept."""
+    reads, read, run = [], verdicts._read, verdicts.subprocess.run
+    other_has_read = threading.Event()
+
+    def counted(*arguments):
+        found = read(*arguments)
+        reads.append(found)
+        if len(reads) > 2:
+            other_has_read.set()
+        return found
+
+    def slow(*arguments, **options):
+        assert other_has_read.wait(60)
+        return run(*arguments, **options)
+
+    monkeypatch.setattr(verdicts, "_read", counted)
+    monkeypatch.setattr(verdicts.subprocess, "run", slow)
+    with futures.ThreadPoolExecutor(2) as pool:
+        found = list(pool.map(verdicts.verdict_on.__wrapped__, ["library"] * 2, [0] * 2))
+    assert found[0] == found[1] and gpu["started"] == 1
 
 
 def test_what_follows_from_verdicts(gpu):
@@ -404,7 +444,7 @@ def test_checks_that_hang(gpu, monkeypatch):
         raise subprocess.TimeoutExpired(command, timeout)
 
     monkeypatch.setattr(verdicts.subprocess, "run", run)
-    for family, seconds in (("ampere", 240), ("ssm_scan bfloat16", 1200)):
+    for family, seconds in (("ampere", 600), ("ssm_scan bfloat16", 1200)):
         with pytest.warns(UserWarning, match=f"did not end within {seconds} s"):
             assert not verdicts.verdict_on(family, 0).is_right
 

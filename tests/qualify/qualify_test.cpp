@@ -2,12 +2,17 @@
 // The qualifier drives families that are right, wrong, crash and hang: this program run again.
 #include "espalier/qualify/qualify.h"
 
+#include <fcntl.h>
 #include <gtest/gtest.h>
 #include <poll.h>
+#include <sys/file.h>
 #include <unistd.h>
 
+#include <chrono>
 #include <csignal>
 #include <cstdlib>
+#include <filesystem>
+#include <future>
 
 #include "espalier/base/file.h"
 #include "tests/base/scratch_folder.h"
@@ -110,6 +115,25 @@ TEST(Qualify, VerdictsAreKeptUntilTheKeyChangesOrTheFileIsDamaged) {
     expect_checks(2);
     expect_checks(0);
   }
+}
+
+// The ranks of a machine meet a GPU together, and one of them checks it.
+TEST(Qualify, AProcessWaitsForTheVerdictsOfAnother) {
+  Runs run;
+  run({"right"});
+  const std::string file = qualify::verdict_file(run.key, run.folder / "cache").string();
+  const std::string verdicts = read_text(file);
+  std::filesystem::remove(file);
+  const int other = ::open((file + ".lock").c_str(), O_RDWR | O_CLOEXEC);
+  ASSERT_GE(other, 0);
+  ASSERT_EQ(::flock(other, LOCK_EX), 0);
+  run.checked.clear();
+  auto waiting = std::async(std::launch::async, [&] { return run({"right"}); });
+  EXPECT_EQ(waiting.wait_for(std::chrono::milliseconds(200)), std::future_status::timeout);
+  write_text(file, verdicts);
+  ::close(other);
+  EXPECT_EQ(waiting.get()[0].fault, "");
+  EXPECT_TRUE(run.checked.empty());
 }
 
 TEST(Qualify, AVerdictOnWhatCouldNotBeCheckedIsNotKept) {

@@ -36,6 +36,9 @@ class Forest(NamedTuple):
     sharpness: float = 1.0  # factor of queries
 
 
+_CHAIN = Forest([8] * 8)
+
+
 def forests() -> dict[str, Forest]:
     def leaves(sizes: Iterable[int]) -> Grow:
         return lambda ends: [ends.node(size) for size in sizes]
@@ -125,10 +128,11 @@ def _borders() -> list[int]:
 
 
 def cases(dim: int, dtype: torch.dtype, device: str) -> Iterator[Case]:
-    """Of the attention that ESPALIER_ATTENTION names; none where it does not serve such heads."""
+    """Of the attention that ESPALIER_ATTENTION names, on the forests that it serves; none where it does not serve such heads."""
     if _is_served(dim, dtype, device):
         for number, (name, forest) in enumerate(forests().items()):
-            yield _case(name, forest, dim, number, dtype, device)
+            if _is_served(dim, dtype, device, forest):
+                yield _case(name, forest, dim, number, dtype, device)
 
 
 def measured(device: str, tokens: int = 16384) -> tuple[float, ...] | None:
@@ -161,11 +165,14 @@ def _binary(tokens: int, levels: int) -> Grow:
     return lambda ends: ends.node(tokens - 2 * child, children)
 
 
-def _is_served(dim: int, dtype: torch.dtype, device: str) -> bool:
-    """Whether the attention that ESPALIER_ATTENTION names takes such heads; it raises where it does not."""
-    q = torch.zeros(8, 2, dim, dtype=dtype, device=device)
+def _is_served(dim: int, dtype: torch.dtype, device: str, forest: Forest = _CHAIN) -> bool:
+    """Whether the attention that ESPALIER_ATTENTION names takes such heads, and the forest, which may have too many intervals of
+    keys for a library; it raises where it does not."""
+    q = torch.zeros(len(forest.subtree_end), 2, dim, dtype=dtype, device=device)
+    context = [q.new_zeros(size, 2, dim) for size in forest.segments]
     try:
-        ops.tree_attention(q, q, q, torch.full((8,), 8, dtype=torch.int32, device=device))
+        ops.tree_attention(q, q, q, torch.tensor(forest.subtree_end, dtype=torch.int32, device=device), context_k=context,
+                           context_v=context, context_blocks=torch.tensor(forest.blocks, dtype=torch.int64).view(-1, 5))  # fmt: skip
     except RuntimeError as error:
         if "attention does not serve" in str(error):
             return False

@@ -23,7 +23,7 @@ import torch
 
 from .. import kept
 
-LIMIT_SECONDS = 240.0  # Triton and CUTLASS compile meanwhile
+LIMIT_SECONDS = 600.0  # Triton, CUTLASS and TileLang compile meanwhile
 LONGER_SECONDS = {"ssm_scan": 1200.0}  # by operator: a dozen kernels, each tuned among up to eleven configurations
 TIMES = "attention times"
 LIBRARIES = ("nvidia-cudnn-frontend", "nvidia-cutlass-dsl", "flash-linear-attention", "fla-core", "flash-qla", "mamba-ssm",
@@ -53,12 +53,14 @@ def verdict_on(family: str, index: int) -> Finding:
     """What is known about a family on the CUDA device of this index: kept, or found now. Warns once of what is wrong."""
     key = _key(family, index)
     path = folder() / f"{hashlib.sha256(key.encode()).hexdigest()[:32]}.json"
-    if (earlier := _read(path, key)) is not None:
-        finding = earlier
-    else:
-        finding, is_lasting = _checked(family, f"cuda:{index}")
-        if is_lasting:
-            kept.write(path, {"key": key, "finding": finding})
+    finding = _read(path, key)
+    if finding is None:
+        with kept.turn(path):
+            finding = _read(path, key)
+            if finding is None:
+                finding, is_lasting = _checked(family, f"cuda:{index}")
+                if is_lasting:
+                    kept.write(path, {"key": key, "finding": finding})
     if finding.fault:
         warnings.warn(f"espalier: kernels of `{family}` are not used on {torch.cuda.get_device_name(index)}: {finding.fault}",
                       stacklevel=2)  # fmt: skip

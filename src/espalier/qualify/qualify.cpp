@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "espalier/qualify/qualify.h"
 
+#include <fcntl.h>
 #include <fmt/format.h>
+#include <sys/file.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -85,6 +87,27 @@ class FindingFile {
   fs::path path_;
 };
 
+/// Waits until no other process checks for the same file: those of one machine start at once. Without a lock
+/// where the file system has none, and after a signal.
+class Turn {
+ public:
+  explicit Turn(const fs::path& file) {
+    std::error_code ignored;
+    fs::create_directories(file.parent_path(), ignored);
+    descriptor_ = ::open((file.string() + ".lock").c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0666);
+    if (descriptor_ >= 0) [[maybe_unused]]
+      const int unlocked = ::flock(descriptor_, LOCK_EX);
+  }
+  ~Turn() {
+    if (descriptor_ >= 0) ::close(descriptor_);
+  }
+  Turn(const Turn&) = delete;
+  Turn& operator=(const Turn&) = delete;
+
+ private:
+  int descriptor_;
+};
+
 Verdict judge(const std::string& family, const Qualification& qualification) {
   const FindingFile file;
   const ChildEnd end = run_child(qualification.command(family, file.path()), qualification.limit);
@@ -118,7 +141,10 @@ fs::path verdict_file(const Json& key, const fs::path& folder) {
 std::vector<Verdict> verdicts_on(const std::vector<std::string>& families,
                                  const Qualification& qualification) {
   const fs::path path = verdict_file(qualification.key, qualification.folder);
+  std::optional<Turn> turn;
   if (!qualification.again) {
+    if (auto kept = read_verdicts(path, qualification.key, families)) return *std::move(kept);
+    turn.emplace(path);
     if (auto kept = read_verdicts(path, qualification.key, families)) return *std::move(kept);
   }
   qualification.note(

@@ -38,9 +38,9 @@ struct Qualification {
   /// The command that checks a family and writes its finding (write_finding) to the file.
   std::function<std::vector<std::string>(const std::string& family, const std::filesystem::path& finding)>
       command{};
-  std::chrono::milliseconds limit{std::chrono::minutes(2)};
-  std::filesystem::path folder{};  // of cached verdicts
-  bool again = false;              // check even if verdicts are cached
+  std::chrono::milliseconds limit{std::chrono::minutes(10)};  // a library compiles for two on an H200
+  std::filesystem::path folder{};                             // of cached verdicts
+  bool again = false;                                         // check even if verdicts are cached
   /// Called before families are checked, and if verdicts cannot be saved.
   std::function<void(const std::string&)> note = [](const std::string&) {};
   /// Called with the fraction done and the next family.
@@ -49,7 +49,7 @@ struct Qualification {
 
 /// The verdicts on `families`, in order: cached under the key, or new ones. A file that is damaged or lacks a
 /// family is ignored. If a child process fails, that is the fault of its family. Verdicts are cached if all
-/// are lasting.
+/// are lasting. A process that needs the same verdicts meanwhile waits for them.
 std::vector<Verdict> verdicts_on(const std::vector<std::string>& families,
                                  const Qualification& qualification);
 

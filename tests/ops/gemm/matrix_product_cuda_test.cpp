@@ -17,7 +17,7 @@ double rounding(const at::Tensor& exact, at::ScalarType dtype) {
   return relative_error(exact.to(dtype), exact);
 }
 
-TEST(MatrixProductCuda, IsTheExactOneRoundedOnce) {
+TEST(MatrixProductCuda, IsTheExactOneRounded) {
   SKIP_WITHOUT_CUDA();
   at::manual_seed(test_seed(11));
   at::globalContext().setAllowBF16ReductionCuBLAS(false);
@@ -44,10 +44,10 @@ TEST(MatrixProductCuda, IsTheExactOneRoundedOnce) {
       EXPECT_EQ(affine.scalar_type(), dtype);
       EXPECT_LE(relative_error(product, exact), sums);
       EXPECT_LE(relative_error(sum, exact + 1), sums);
-      // Where sizes are no multiples of 8, which those of models are, cuBLAS may round before it adds the
-      // bias.
-      const double roundings = k % 8 == 0 && n % 8 == 0 ? 1.05 : 1.05 * std::numbers::sqrt2;
-      EXPECT_LE(relative_error(affine, exact_affine), roundings * rounding(exact_affine, dtype) + sums);
+      // cuBLAS may join the parts of a long sum in bfloat16, when it adds a bias (seen on an H200).
+      const double roundings = dtype == at::kBFloat16 ? std::numbers::sqrt2 : 1.0;
+      EXPECT_LE(relative_error(affine, exact_affine),
+                1.05 * roundings * rounding(exact_affine, dtype) + sums);
     }
   }
 }

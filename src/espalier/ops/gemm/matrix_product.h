@@ -9,9 +9,9 @@
 namespace espalier::detail {
 
 // bfloat16 on CUDA: cuBLAS sums products in float32, and these sums are results of unrounded_product and are
-// added by add_product as they are, in place; affine rounds them once. (Only where a result is bfloat16 may
-// cuBLAS join the parts of a sum in bfloat16: at::Context::setAllowBF16ReductionCuBLAS.) The same holds on
-// the CPU, unless bfloat16 products are LibTorch's there.
+// added by add_product as they are, in place; affine rounds them. (Only where a result is bfloat16 may cuBLAS
+// join the parts of a sum in bfloat16, with a bias even where at::Context::allowBF16ReductionCuBLAS forbids
+// it.) The same holds on the CPU, unless bfloat16 products are LibTorch's there.
 
 /// The dtype in which matrices like this one are multiplied: float32 for bfloat16 on a CPU that upcasts it
 /// (product_choice); otherwise their own.
