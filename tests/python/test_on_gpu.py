@@ -14,6 +14,7 @@ from engines import worst_error as worst_of_engine
 from espalier.error_ratio import MAX_RATIO, error_ratio
 from espalier.hf import patch
 from espalier.hf.float64 import InFloat64
+from espalier.hf.plain_layers import by_torch
 from espalier.kernels import attention, libraries
 from hf_models import alone, branching_rows, make_model, padded, sums_of, worst_error
 from small_models import MODELS, MORE_FAMILIES, WINDOWS_AND_ROPES
@@ -41,7 +42,8 @@ def model_of(kind, monkeypatch, **changes):
     """In float64, with values of bfloat16."""
     every = MODELS | WINDOWS_AND_ROPES | MORE_FAMILIES
     monkeypatch.setitem(MODELS, kind, every[kind] | changes)
-    model = make_model(kind, seed=3)
+    with by_torch():  # which Transformers before 5.16 looks up here
+        model = make_model(kind, seed=3)
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.copy_(parameter.bfloat16())

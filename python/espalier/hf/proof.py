@@ -20,6 +20,7 @@ from . import verdicts
 from .config_view import original_of
 from .families import FAMILIES, stock_class
 from .float64 import InFloat64
+from .plain_layers import by_torch
 from .small_copy import NotSmall, longest_window, small_model
 
 TESTED = ("5.23", "5.24")  # minor versions of Transformers
@@ -103,7 +104,7 @@ def _proven(cls: Any, config: Any, attach: Attach) -> verdicts.Verdict:
 def _as_in_a_fresh_process() -> Iterator[None]:
     """Inside, models are made and run whatever the modes around are; random numbers are as before afterwards."""
     with (torch.inference_mode(False), torch.enable_grad(), torch.random.fork_rng(devices=[]), torch.device("cpu"),
-          torch.autocast("cpu", enabled=False), warnings.catch_warnings()):  # fmt: skip
+          torch.autocast("cpu", enabled=False), by_torch(), warnings.catch_warnings()):  # fmt: skip
         warnings.simplefilter("ignore")
         yield
 

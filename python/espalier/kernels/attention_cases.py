@@ -169,10 +169,10 @@ def _is_served(dim: int, dtype: torch.dtype, device: str, forest: Forest = _CHAI
     """Whether the attention that ESPALIER_ATTENTION names takes such heads, and the forest, which may have too many intervals of
     keys for a library; it raises where it does not."""
     q = torch.zeros(len(forest.subtree_end), 2, dim, dtype=dtype, device=device)
-    context = [q.new_zeros(size, 2, dim) for size in forest.segments]
+    context, ends = [q.new_zeros(size, 2, dim) for size in forest.segments], torch.tensor(forest.subtree_end, dtype=torch.int32)
+    blocks = torch.tensor(forest.blocks, dtype=torch.int64).view(-1, 5)
     try:
-        ops.tree_attention(q, q, q, torch.tensor(forest.subtree_end, dtype=torch.int32, device=device), context_k=context,
-                           context_v=context, context_blocks=torch.tensor(forest.blocks, dtype=torch.int64).view(-1, 5))  # fmt: skip
+        ops.tree_attention(q, q, q, ends.to(device), context_k=context, context_v=context, context_blocks=blocks)
     except RuntimeError as error:
         if "attention does not serve" in str(error):
             return False
