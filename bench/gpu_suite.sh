@@ -11,7 +11,7 @@
 #   --seconds N      stop after so long (default 570). Stages run in the order below, each bounded; those for which no time
 #                    is left are marked "left out", and can be run by another call with --stages
 #   --stages LIST    comma-separated, of:
-#                      build        CMake and ninja into build/gpu, for the GPU of this machine
+#                      build        CMake and ninja into build/gpu, for the GPU of this machine; the modules of Python where it has nanobind
 #                      libraries    bench/gpu_attention.py --libraries: cuDNN, ours, FlexAttention and TRL's gather on three trees,
 #                                   with errors against float64 and shares of dense FlashAttention
 #                      waves        bench/gpu_waves.py: libraries of recurrences in waves beside the composed form, on those trees
@@ -20,6 +20,7 @@
 #                      tests        GoogleTest programs, restricted to tests that need a GPU; 1,000 random forests
 #                      verify       espalier verify --device cuda: dtypes x strategies; equal bits of two runs
 #                      sanitizer    compute-sanitizer memcheck and racecheck on small tests; these three beside each other
+#                      models       tests/python/test_on_gpu.py: patched models and espalier.Engine against float64 on the CPU
 #                      attention    bench/gpu_attention.py, without what stage qualify found wrong
 #                      step         bench/gpu_step.py, shape of Qwen3-0.6B: trees against packing, long prompts
 #                      step4b       the same, shape of Qwen3-4B: two of the long prompts, two ratios
@@ -48,7 +49,7 @@ set -euo pipefail
 called_from=$PWD
 cd "$(dirname "$0")/.."
 
-all_stages=build,libraries,waves,qualify,tests,verify,sanitizer,attention,step,step4b,head,step4b_rest,attention_flex
+all_stages=build,libraries,waves,qualify,tests,verify,sanitizer,models,attention,step,step4b,head,step4b_rest,attention_flex
 stages=$all_stages
 seconds=570
 jobs=$(nproc)
@@ -195,11 +196,13 @@ configure_and_build() {
   if [[ -d $bundle ]]; then
     prefixes=$(printf '%s;' "$(realpath "$bundle")"/*)
   fi
+  local -a targets=(espalier espalier_ops cuda_tests)
+  if "$python" -c "import nanobind" 2>/dev/null; then targets+=(espalier_python espalier_python_engine_module); fi
   # One file that does not compile must not hide what the rest shows.
   cmake -S . -B "$build" -G Ninja -DCMAKE_BUILD_TYPE=Release -DESPALIER_CUDA=ON -DCMAKE_CUDA_ARCHITECTURES="$architectures" \
     -DESPALIER_PYTHON="$python" -DCMAKE_PREFIX_PATH="${prefixes%;}" \
     -DCMAKE_GTEST_DISCOVER_TESTS_DISCOVERY_MODE=PRE_TEST &&
-    cmake --build "$build" --parallel "$jobs" --target espalier espalier_ops cuda_tests -- -k 0
+    cmake --build "$build" --parallel "$jobs" --target "${targets[@]}" -- -k 0
 }
 
 stage() {
@@ -260,6 +263,10 @@ stage() {
         return
       fi
       run head 45 "$python" bench/gpu_head.py --ops "$ops" --case-seconds 1 --seconds @S "${output[@]}"
+      ;;
+    models)
+      mkdir -p bin && ln -sfn "../$build/src/espalier/cli/espalier" bin/espalier
+      run models 300 env "ESPALIER_OPS=$ops" "$python" -m pytest -q -rA -p no:cacheprovider tests/python/test_on_gpu.py
       ;;
     sanitizer) run sanitizer 100 "${checks[@]}" --parts sanitizer --parallel 4 "${output[@]}" ;;
   esac

@@ -19,7 +19,7 @@ KINDS = [kind for kind in MODELS | WINDOWS_AND_ROPES if kind != "qwen3_5-composi
 
 VERSION = tuple(int(part) for part in transformers.__version__.split(".")[:2])
 # Since when layers call what a patch replaces (docs/families.md), and Transformers takes the config.
-SINCE = {"mamba2": (5, 23), "granitemoehybrid": (5, 16), "granitemoehybrid-dense": (5, 23)}
+SINCE = {"gemma2": (5, 23), "mamba2": (5, 23), "granitemoehybrid": (5, 16), "granitemoehybrid-dense": (5, 23)}
 
 
 def needs_family(model_type):
