@@ -2,9 +2,11 @@
 """What `espalier plan` shows: a summary, the strategies beside one another, and the micro-batches on request."""
 
 import json
+import math
 import re
 
 import pytest
+from safetensors.numpy import load_file
 
 from small_models import random_rows, write_rows
 
@@ -183,6 +185,25 @@ def test_ranks_get_whole_trees_or_branches(espalier, model, data):
         table = text[text.index("rank  trajectories  tree tokens") :].splitlines()[1:]
         assert len(table) == 3 and sum(int(line.split()[1]) for line in table) == rows
     assert "distribution" not in planned(espalier, "--data", data)[0]
+
+
+def test_what_several_processes_take(espalier, model, data):
+    """Gradients of all parameters in float32 go around a ring; with adapters only theirs do."""
+    flags = ["--data", data, "--model", model, "--no-calibration"]
+    parameters = sum(math.prod(tensor.shape) for tensor in load_file(model / "model.safetensors").values())
+    alone = planned(espalier, *flags, "--ranks", 1, "--link-bandwidth", 2)[0]["distribution"]
+    assert alone["communication_seconds"] == 0 and alone["efficiency"] == pytest.approx(1)
+    plan, text = planned(espalier, *flags, "--ranks", 4, "--link-bandwidth", 2)
+    found = plan["distribution"]
+    assert found["reduced_bytes"] == 4 * parameters
+    assert found["communication_seconds"] == pytest.approx(2 * 3 / 4 * 4 * parameters / 2e9)
+    assert found["efficiency"] == pytest.approx(alone["seconds"] / (4 * (found["seconds"] + found["communication_seconds"])))
+    assert value_of(text, "efficiency").startswith(f"{100 * found['efficiency']:.1f}% of 4 times one process")
+    adapters = planned(espalier, *flags, "--ranks", 4, "--link-bandwidth", 2, "--lora-rank", 1)[0]["distribution"]
+    assert 0 < adapters["reduced_bytes"] < found["reduced_bytes"] / 2
+    for wrong in (["--ranks", 4, "--link-bandwidth", 0], ["--link-bandwidth", 2]):
+        failed = espalier("plan", "--data", data, "--model", model, *wrong, check=False)
+        assert failed.returncode != 0 and "--link-bandwidth" in failed.stderr
 
 
 def test_ranks_have_to_be_a_number_of_processes(espalier, data):

@@ -58,8 +58,7 @@ double logit_row_bytes(const MemoryModel& model) {
 
 // Bytes of the gradient sums of all trained parameters.
 double gradient_sum_bytes(const MemoryModel& model) {
-  return (model.cost.frozen ? model.cost.adapter_weights() : real(model.num_parameters)) *
-         real(model.sum_bytes);
+  return trained_parameters(model) * real(model.sum_bytes);
 }
 
 bool is_last(const MemoryModel& model, size_t layer) {
@@ -182,6 +181,10 @@ double head_bytes(const MemoryModel& model, const Load& load, const WeightGradie
 }
 
 }  // namespace
+
+double trained_parameters(const MemoryModel& model) {
+  return model.cost.frozen ? model.cost.adapter_weights() : real(model.num_parameters);
+}
 
 double resident_bytes(const MemoryModel& model) {
   const double trained =

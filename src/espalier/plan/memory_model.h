@@ -33,6 +33,9 @@ struct MemoryModel {
   CheckpointActivations checkpoint_activations = CheckpointActivations::kNone;  // set from the plan
 };
 
+/// Parameters with gradients: all, or the adapters with ModelCost::frozen.
+double trained_parameters(const MemoryModel& model);
+
 /// Bytes held throughout a step: weights, and gradient sums and optimiser state of the trained parameters
 /// (the adapters with ModelCost::frozen).
 double resident_bytes(const MemoryModel& model);

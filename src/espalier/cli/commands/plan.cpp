@@ -47,7 +47,20 @@ struct RankTable {
   RankPlan plan;
   RankPlan trajectories;
   int64_t forest_tokens = 0;
-  bool has_model = false;  // seconds are predicted for a given model
+  bool has_model = false;     // seconds are predicted for a given model
+  double seconds_alone = 0;   // of one process for all trees
+  double reduced_bytes = 0;   // of gradients in float32
+  double link_bandwidth = 0;  // bytes per second into a process, and as many out of it; 0: not given
+
+  double num_ranks() const { return static_cast<double>(plan.ranks.size()); }
+  /// Of a ring that sums gradients after the last backward pass: each process sends and receives
+  /// 2 (N - 1) / N of them (Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms", 2009).
+  double communication_seconds() const {
+    return 2 * (num_ranks() - 1) / num_ranks() * reduced_bytes / link_bandwidth;
+  }
+  double efficiency() const {
+    return seconds_alone / (num_ranks() * (plan.seconds() + communication_seconds()));
+  }
 
   /// A few lines of figures, and a row per rank if there are few.
   std::string text() const {
@@ -67,6 +80,13 @@ struct RankTable {
     row("  over the bound",
         fmt::format("{} above the lower bound of any distribution",
                     percent(plan.least_seconds > 0 ? plan.seconds() / plan.least_seconds - 1 : 0)));
+    if (link_bandwidth > 0) {
+      row("communication", fmt::format("{} for {:.3g} GB of gradients, after the last backward pass",
+                                       seconds_text(communication_seconds()), reduced_bytes / 1e9));
+      row("efficiency",
+          fmt::format("{} of {} times one process, which takes {}", percent(efficiency()),
+                      with_commas(static_cast<int64_t>(plan.ranks.size())), seconds_text(seconds_alone)));
+    }
     row("split trees", fmt::format("{}, which repeat {} tokens ({})", with_commas(plan.split_trees),
                                    with_commas(plan.repeated_tokens),
                                    percent(static_cast<double>(plan.repeated_tokens) /
@@ -92,6 +112,11 @@ struct RankTable {
   nlohmann::ordered_json json() const {
     nlohmann::ordered_json json = json_of(plan);
     json["without_trees"] = json_of(trajectories);
+    if (link_bandwidth > 0) {
+      json["communication_seconds"] = communication_seconds();
+      json["reduced_bytes"] = reduced_bytes;
+      json["efficiency"] = efficiency();
+    }
     json["ranks"] = nlohmann::ordered_json::array();
     for (const RankShare& share : plan.ranks) {
       json["ranks"].push_back({{"trajectories", share.trajectories},
@@ -111,6 +136,8 @@ void run_plan(const PlanArguments& flags) {
                  "--lora-rank, --adapter: require --model");
   ESPALIER_CHECK(!flags.model.empty() || flags.save_cost_model.empty(),
                  "--save-cost-model: requires --model, because rates are measured for a model");
+  ESPALIER_CHECK(flags.link_bandwidth == 0 || (flags.ranks > 0 && !flags.model.empty()),
+                 "--link-bandwidth: requires --ranks and --model, whose gradients are reduced");
   const ModelPlanner planner = flags.model.empty() ? ModelPlanner() : planner_of_model(flags);
   const Trajectories trajectories = flags.data.read(data_use_of(flags.model));
   PlanSummary summary{.asked = flags.planning.options(trajectories)};
@@ -122,6 +149,7 @@ void run_plan(const PlanArguments& flags) {
   ComparedStep compared;
   TimeModel rates = common_costs().time;
   StepFlops flops;
+  double num_trained = 0;
   if (!planner) {
     compared = compare_step_plans(trajectories, options, comparing);
   } else {
@@ -131,6 +159,7 @@ void run_plan(const PlanArguments& flags) {
     summary.predictions = std::move(plan.predictions);
     summary.calibrated = plan.rates.calibrated;
     rates = std::move(plan.rates);
+    num_trained = plan.num_trained;
     flops.add(plan.cost, compared.step);
     summary.flops = flops;
   }
@@ -142,9 +171,13 @@ void run_plan(const PlanArguments& flags) {
                                                     compared.step.plan.num_tokens());
   std::optional<RankTable> ranks;
   if (const Forest& forest = compared.step.forest; flags.ranks > 0) {
-    ranks =
-        RankTable{distribute(forest, flags.ranks, rates), distribute_trajectories(forest, flags.ranks, rates),
-                  forest.tree_tokens(), !flags.model.empty()};
+    ranks = RankTable{.plan = distribute(forest, flags.ranks, rates),
+                      .trajectories = distribute_trajectories(forest, flags.ranks, rates),
+                      .forest_tokens = forest.tree_tokens(),
+                      .has_model = !flags.model.empty(),
+                      .seconds_alone = distribute(forest, 1, rates).seconds(),
+                      .reduced_bytes = num_trained * sizeof(float),
+                      .link_bandwidth = flags.link_bandwidth * 1e9};
   }
   if (flags.json) {
     nlohmann::ordered_json json = summary.json();
@@ -196,6 +229,10 @@ Command plan_command() {
            "Also distribute the trajectories over this many processes by predicted time: whole trees, "
            "and branches of trees that are too large for one process",
            {.least = 1, .shows_default = false});
+  list.add("link-bandwidth", &flags->link_bandwidth,
+           "With --ranks, also predict the time in which gradients are reduced between processes, and the "
+           "efficiency: the gigabytes per second that the slowest link of a process carries each way",
+           {.above = 0, .shows_default = false});
   add_threads(&list, set_threads);
   list.group(kOutputGroup);
   list.add("micro-batches", &flags->micro_batches, "Print a table of the micro-batches as well");

@@ -32,7 +32,8 @@ ModelPlanner planner_of_model(const PlanArguments& flags) {
         ModelPlan plan{.compared = compare_step_plans(trajectories, options, progress),
                        .predictions = {},
                        .rates = costs.time,
-                       .cost = use.cost()};
+                       .cost = use.cost(),
+                       .num_trained = trained_parameters(costs.memory)};
         if (!flags.save_cost_model.empty()) {
           write_text(flags.save_cost_model, cost_model_json(costs.time).dump(2) + "\n");
         }

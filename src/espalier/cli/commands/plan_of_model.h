@@ -26,6 +26,7 @@ struct PlanArguments {
   std::string_view dtype = "float32";
   OptimizerKind optimizer = OptimizerKind::kAdamW;
   int64_t ranks = 0;
+  double link_bandwidth = 0;  // GB/s
   bool micro_batches = false, json = false;
 };
 
@@ -35,6 +36,7 @@ struct ModelPlan {
   std::vector<std::optional<StepPrediction>> predictions;  // by candidate
   TimeModel rates;
   ModelCost cost;
+  double num_trained = 0;  // parameters with gradients
 };
 
 /// `note` receives lines about what is being measured.
