@@ -2,6 +2,7 @@
 list(APPEND torch_test_sources
   ${CMAKE_CURRENT_LIST_DIR}/optimizer/grad_norms_test.cpp
   ${CMAKE_CURRENT_LIST_DIR}/optimizer/optimizer_test.cpp
+  ${CMAKE_CURRENT_LIST_DIR}/optimizer/ranks_test.cpp
   ${CMAKE_CURRENT_LIST_DIR}/run/epochs_test.cpp
   ${CMAKE_CURRENT_LIST_DIR}/run/evaluation_test.cpp
   ${CMAKE_CURRENT_LIST_DIR}/run/lora_run_test.cpp

@@ -13,6 +13,7 @@
 
 #include "espalier/base/options.h"
 #include "espalier/config/lora.h"
+#include "espalier/distributed/group.h"
 #include "espalier/engine/cost.h"
 #include "espalier/measure/profile.h"
 #include "espalier/objective/mix.h"
@@ -56,8 +57,9 @@ struct TrainOptions {
   uint64_t seed = 0;
   int64_t save_every = 0;  // steps between checkpoints; the last step is always saved
   bool resume = false;
-  Profiler* profiler = nullptr;  // profiles one step; the summary is a note
-  int64_t profile_step = 0;      // number of that step; 0: the second step, or the only one
+  Profiler* profiler = nullptr;   // profiles one step; the summary is a note
+  int64_t profile_step = 0;       // number of that step; 0: the second step, or the only one
+  const Group* group = &alone();  // the ranks that train together, with equal options; outlives the run
 };
 
 inline constexpr double kLargestLearningRate = 1e6;

@@ -14,12 +14,22 @@ namespace espalier {
 
 StepResult StepTrainer::add_gradients(const Step& step, const Loss& loss, const MicroBatchProgress& progress,
                                       const std::function<void()>& meanwhile) {
-  PendingStep pending = start_forward_backward(decoder_, step, loss, progress);
+  group_.check_equal("the step's rows, terms and shares", step.whole.digest);
+  // Gradients of earlier steps are those of all ranks, and are added up again with the new ones.
+  if (!group_.is_first()) decoder_.zero_gradients();
+  PendingStep pending = start_forward_backward(decoder_, step, loss, progress, group_);
   if (meanwhile) meanwhile();
-  StepResult result = finish(std::move(pending));
+  StepResult result = finish(std::move(pending), group_);
   // An expert without tokens gets a zero gradient, so that its moments decay as those of fused experts do.
   decoder_.complete_gradients();
+  group_.add_up(decoder_.gradients());
   return result;
+}
+
+double StepTrainer::gradient_norm() const {
+  const double norm = optimizer_.gradient_norm();
+  group_.check_equal("the norm of the gradients", fmt::format("{:a}", norm));
+  return norm;
 }
 
 void StepTrainer::update(double learning_rate, double norm) {
@@ -34,13 +44,16 @@ void StepTrainer::update(double learning_rate, double norm) {
 }
 
 void check_finite(const Decoder& decoder, const Step& step, const Loss& loss, const std::string& title,
-                  double value, double norm) {
+                  double value, double norm, const Group& group) {
   if (std::isfinite(value) && std::isfinite(norm)) return;
   std::string why;
   try {
     why = explain_nonfinite(decoder, step, loss);
   } catch (const std::exception& error) {
     why = fmt::format("the reason could not be found: {}", text_of(error));
+  }
+  for (const std::string& found : group.gather(why)) {
+    if (found.size() > why.size()) why = found;
   }
   throw NonFiniteError(fmt::format("{}: loss {}, gradient norm {}: expected finite numbers{}{}", title, value,
                                    norm, why.empty() ? "" : "; ", why));

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "espalier/base/check.h"
+#include "espalier/base/hash.h"
 #include "espalier/base/mapped_file_guard.h"
 #include "espalier/engine/order.h"
 #include "espalier/model/weights/tensor_bytes.h"
@@ -35,6 +36,12 @@ int64_t profiled_step(const TrainOptions& options, int64_t first, int64_t last) 
                  "--profile-step: expected one of the steps {} to {}, which this run takes, received {}",
                  first + 1, last, options.profile_step);
   return options.profile_step;
+}
+
+std::string hash_text(const std::string& text) {
+  Hasher hasher;
+  hasher.add_values(std::span<const char>(text));
+  return hasher.digits();
 }
 
 /// Schedule of checkpoints, with retries of those that could not be written.
@@ -74,42 +81,47 @@ class TrainingRun {
         options_(options),
         events_(events),
         stop_(stop),
-        folder_(options.out, events.files, events.note),
+        group_(*options.group),
+        folder_(group_.is_first()
+                    ? std::optional<RunFolder>(std::in_place, options.out, events.files, events.note)
+                    : std::nullopt),
         last_(total_steps(trajectories, options)),
         evaluator_(held_out ? std::optional<Evaluator>(std::in_place, *held_out, options) : std::nullopt),
         checkpoint_{options.out, SourceModel(options.model), options.save_dtype},
-        trainer_(load_model(options), options.optimizer),
+        trainer_(load_model(options), options.optimizer, group_),
         cost_(cost_of(trainer_.decoder())),
         loss_(make_loss(trajectories, options.objective, options.mix)),
         state_(run_state_of(trajectories, options)),
-        first_(resume({options, checkpoint_.source, state_}, &trainer_.decoder(), &trainer_.optimizer(),
-                      events.note)),
-        steps_(trajectories, options),
+        first_(resume_run()),
+        steps_(loss_, options),
         saves_(options.save_every, last_) {
     state_.step = saved_ = first_;
+    group_.check_equal("the settings and data of the run", hash_text(to_text(state_)));
     if (evaluator_) resume_evaluations();
   }
 
   /// Returns false if it was stopped before the last step.
   bool run() {
     if (first_ < last_) check_before_the_first_step();
-    folder_.write_files();
+    if (folder_) folder_->write_files();
     if (events_.started) events_.started(last_, first_);
     const bool evaluates_first = is_evaluation_due();
     if (!evaluates_first && has_nothing_to_do()) return true;
     if (first_ < last_) profiled_ = profiled_step(options_, first_, last_);
-    MetricsWriter writer(options_.out, {.resumed_step = first_, .evaluates_it = evaluates_first},
-                         events_.note);
+    if (folder_) {
+      writer_.emplace(options_.out, MetricsStart{.resumed_step = first_, .evaluates_it = evaluates_first},
+                      events_.note);
+    }
     bool finished = false;
     try {
-      finished = take_steps(&writer);
-      end(finished);
+      finished = take_steps();
+      if (folder_) end(finished);
     } catch (const std::exception& error) {
-      writer.finish();
-      if (state_.step == first_) throw;  // no step to save
+      if (writer_) writer_->finish();
+      if (state_.step == first_ || !folder_) throw;  // no step to save
       end_with(error);
     }
-    writer.finish();
+    if (writer_) writer_->finish();
     return finished;
   }
 
@@ -118,7 +130,20 @@ class TrainingRun {
     if (events_.note) events_.note(text);
   }
 
-  bool stopping() const { return stop_ != nullptr && stop_->load(); }
+  bool stops_here() const { return stop_ != nullptr && stop_->load(); }
+  /// Whether some rank has been told to stop.
+  bool stopping() const { return group_.any(stops_here()); }
+
+  /// The first rank chooses the checkpoint, and the others take it.
+  int64_t resume_run() {
+    Decoder* decoder = &trainer_.decoder();
+    Optimizer* optimizer = &trainer_.optimizer();
+    int64_t step = 0;
+    if (folder_) step = resume({options_, checkpoint_.source, state_}, decoder, optimizer, events_.note);
+    step = static_cast<int64_t>(group_.from_first(std::vector{static_cast<double>(step)}).front());
+    if (!folder_ && step > 0) load_checkpoint(checkpoint_folder(options_.out, step), decoder, optimizer);
+    return step;
+  }
 
   /// Throws InputError early for errors that would occur in a later step.
   void check_before_the_first_step() {
@@ -126,15 +151,15 @@ class TrainingRun {
     steps_.try_longest(first_, last_);
   }
 
-  bool take_steps(MetricsWriter* writer) {
-    if (is_evaluation_due() && !make_up_for_evaluation(writer)) return false;
+  bool take_steps() {
+    if (is_evaluation_due() && !make_up_for_evaluation()) return false;
     while (state_.step < last_ && !ends_early()) {
       if (state_.step == first_ && stopping()) return false;  // before the first step
       const nlohmann::ordered_json metrics = take_step(state_.step + 1);
-      restore_folder();
-      writer->write(state_.step, metrics);
+      if (folder_) restore_folder();
+      if (writer_) writer_->write(state_.step, metrics);
       if (events_.step) events_.step(state_.step, metrics);
-      if (is_evaluation_due()) evaluate(writer);
+      if (is_evaluation_due()) evaluate();
       const bool ends = stopping() || ends_early();
       if (saves_.is_due(state_.step, ends)) save(ends);
       if (stopping() && (state_.step < last_ || is_evaluation_due()) && !ends_early()) return false;
@@ -148,7 +173,7 @@ class TrainingRun {
   /// Restores the folder if it was removed, and resets the state of checkpoints that were lost.
   void restore_folder() {
     try {
-      if (!folder_.restore()) return;
+      if (!folder_->restore()) return;
     } catch (const std::exception&) {
       save_failed_ = true;  // no checkpoint can be written
       throw;
@@ -168,7 +193,7 @@ class TrainingRun {
   void end(bool finished) {
     restore_folder();
     if (saved_ < state_.step) save_now();
-    ESPALIER_CHECK(folder_.failure().empty(), "{}", folder_.failure());
+    ESPALIER_CHECK(folder_->failure().empty(), "{}", folder_->failure());
     ESPALIER_CHECK(!finished || best_error_.empty(),
                    "the best checkpoint, that of step {}, could not be saved: {}", best_failed_step_,
                    best_error_);
@@ -206,11 +231,11 @@ class TrainingRun {
   bool ends_early() const { return evaluator_ && evaluator_->stops(*state_.evaluation); }
 
   /// Makes the evaluation that a stopped run has missed. Returns false if it is stopped again.
-  bool make_up_for_evaluation(MetricsWriter* writer) {
-    evaluate(writer);
+  bool make_up_for_evaluation() {
+    evaluate();
     if (is_evaluation_due()) return false;
     // No later checkpoint will record the result.
-    if (state_.step == last_ || ends_early()) {
+    if (folder_ && (state_.step == last_ || ends_early())) {
       replace_checkpoint(checkpoint_folder(options_.out, state_.step), checkpoint_, trainer_.decoder(),
                          trainer_.optimizer(), state_);
     }
@@ -218,23 +243,31 @@ class TrainingRun {
   }
 
   /// Evaluates the current weights, unless the run is stopped meanwhile.
-  void evaluate(MetricsWriter* writer) {
-    struct Stopped {};
+  void evaluate() {
+    if (stopping()) return;
+    const auto result = evaluator_->evaluate(trainer_.decoder(), [&](int64_t done, int64_t total) {
+      if (stops_here() && done < total) throw Evaluator::Stopped();
+      if (events_.evaluating) events_.evaluating(state_.step, done, total);
+    });
+    if (!result) return;
     nlohmann::ordered_json values = {{"step", state_.step}};
-    try {
-      if (stopping()) return;
-      values.update(evaluator_->evaluate(trainer_.decoder(), [&](int64_t done, int64_t total) {
-        if (stopping() && done < total) throw Stopped();
-        if (events_.evaluating) events_.evaluating(state_.step, done, total);
-      }));
-    } catch (const Stopped&) {
-      return;
-    }
+    values.update(*result);
     const EvaluationState before = *state_.evaluation;
     const bool is_best = Evaluator::add(state_.step, values["eval_loss"], &*state_.evaluation);
-    writer->write_evaluation(state_.step, values);
+    if (writer_) writer_->write_evaluation(state_.step, values);
     if (events_.evaluated) events_.evaluated(state_.step, values, *state_.evaluation);
-    if (is_best && evaluator_->options().keep_best) save_best(before);
+    if (folder_ && is_best && evaluator_->options().keep_best) save_best(before);
+    follow_first_evaluation();
+  }
+
+  /// The first rank knows whether the best checkpoint could be kept.
+  void follow_first_evaluation() {
+    EvaluationState& state = *state_.evaluation;
+    const std::vector<double> first = group_.from_first(std::vector{
+        static_cast<double>(state.best_step), static_cast<double>(state.since_best), state.best_loss});
+    state.best_step = static_cast<int64_t>(first[0]);
+    state.since_best = static_cast<int64_t>(first[1]);
+    state.best_loss = first[2];
   }
 
   /// If the best checkpoint cannot be written, the next evaluation that is better tries again.
@@ -276,8 +309,8 @@ class TrainingRun {
     check_mapped_files();  // discard gradients if mapped data has disappeared
     const double rate = options_.learning_rate *
                         schedule_factor(options_.scheduler, number - 1, last_, options_.warmup_steps);
-    const double norm = trainer_.optimizer().gradient_norm();
-    check_finite(trainer_.decoder(), step, loss_, fmt::format("step {}", number), result.loss, norm);
+    const double norm = trainer_.gradient_norm();
+    check_finite(trainer_.decoder(), step, loss_, fmt::format("step {}", number), result.loss, norm, group_);
     std::vector<std::pair<std::string, double>> norms;  // before clipping
     if (options_.log_grad_norms) norms = grad_norms_by_kind(trainer_.decoder());
     update(number, rate, norm);
@@ -286,7 +319,7 @@ class TrainingRun {
 
     nlohmann::ordered_json metrics = {{"step", number}};
     metrics.update(step_metrics(cost_, options_.objective, result, seconds));
-    for (const auto& [name, value] : signal_metrics(loss_, step.rows)) metrics[name] = value;
+    for (const auto& [name, value] : signal_metrics(loss_, step.whole.rows)) metrics[name] = value;
     if (options_.predicted_costs) add_prediction(number, step, result, &metrics);
     metrics["grad_norm"] = norm;
     for (const auto& [kind, value] : norms) metrics["grad_norm/" + kind] = value;
@@ -339,8 +372,9 @@ class TrainingRun {
     if (events_.saved) events_.saved(folder);
   }
 
-  /// The same for a checkpoint that is due; a failure may be retried later.
+  /// The same for a checkpoint that is due, by the first rank; a failure may be retried later.
   void save(bool stop) {
+    if (!folder_) return;
     try {
       save_now();
       saves_.saved();
@@ -381,7 +415,10 @@ class TrainingRun {
   const TrainOptions& options_;
   const TrainEvents& events_;
   const std::atomic<bool>* stop_;
-  RunFolder folder_;
+  const Group& group_;
+  // What the first rank writes; nullopt on others.
+  std::optional<RunFolder> folder_;
+  std::optional<MetricsWriter> writer_;
   int64_t last_;
   std::optional<Evaluator> evaluator_;  // before the trainer, to check held-out rows before loading the model
   CheckpointOptions checkpoint_;
