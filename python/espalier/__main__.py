@@ -42,8 +42,19 @@ def _library_path(folder: Path) -> dict[str, str]:
     return {"LD_LIBRARY_PATH": f"{libraries}:{before}" if before else str(libraries)}
 
 
+def _is_rank(arguments: list[str]) -> bool:
+    """Whether torchrun has started this process as one of several that train together."""
+    trains = arguments[:1] == ["train"] and not {"-h", "--help"} & set(arguments)
+    return trains and "LOCAL_RANK" in os.environ and int(os.environ.get("WORLD_SIZE", "1")) > 1
+
+
 def main() -> NoReturn:
-    """Becomes the program. Commands written in Python run in this interpreter, unless ESPALIER_PYTHON names another."""
+    """Becomes the program. Commands written in Python run in this interpreter, unless ESPALIER_PYTHON names another. A rank of
+    `espalier train` stays in this process, which has the process group."""
+    if _is_rank(sys.argv[1:]):
+        from .distributed import command
+
+        command.main(sys.argv[2:])
     program, variables = _program()
     environment = {**os.environ, **variables}
     if not environment.get("ESPALIER_PYTHON"):

@@ -18,8 +18,10 @@
 #include "espalier/base/json_file.h"
 #include "espalier/base/mapped_file_guard.h"
 #include "espalier/config/stop_ids.h"
+#include "espalier/distributed/process_group.h"
 #include "espalier/engine/batch.h"
 #include "espalier/engine/cost.h"
+#include "espalier/engine/share.h"
 #include "espalier/measure/kernel_check.h"
 #include "espalier/measure/model_use.h"
 #include "espalier/model/weights/adapter_folder.h"
@@ -137,14 +139,17 @@ struct Engine::State {
   };
 
   /// In the scope of the machine's kernels.
-  State(const fs::path& model, const EngineOptions& given, const Machine& machine)
-      : options(given),
+  State(const fs::path& model, const EngineOptions& given, const Machine& machine,
+        const std::string& process_group)
+      : ranks(process_group.empty() ? nullptr : espalier::process_group(process_group)),
+        group(ranks ? *ranks : alone()),
+        options(given),
         device(machine.device),
         kernels(machine.kernels),
         dtype(given.train.dtype),
         source(model),
         stop_ids(model),
-        trainer(loaded(model), given.train.optimizer),
+        trainer(loaded(model), given.train.optimizer, group),
         config(trainer.decoder().config()),
         lora(given.lora.trained(config)),
         cost(lora ? with_adapters(model_cost(config), config, *lora) : model_cost(config)),
@@ -161,6 +166,8 @@ struct Engine::State {
   /// What is trained is in this dtype.
   at::ScalarType trained_dtype() const { return lora ? detail::accumulator_dtype(dtype) : dtype; }
 
+  std::unique_ptr<Group> ranks;
+  const Group& group;
   EngineOptions options;
   at::Device device;
   KernelChoice kernels;
@@ -273,22 +280,29 @@ Metrics Engine::State::forward_backward(const Trajectories& rows, const Indices&
   ESPALIER_CHECK(routers.count() > 0 || !objective.has_router_losses(),
                  "router_aux_loss_coef, router_z_loss_coef: expected a model with experts, received {}",
                  config.model_type);
-  const std::vector<int64_t> chosen = rows_of(rows, indices);
-  check_rows(rows, chosen);
   const auto terms = std::make_shared<TermsOfRows>();
-  const Loss loss(rows, objective_of(objective, function, terms));
+  const std::unique_ptr<Loss> made = group.together([&] {
+    ESPALIER_CHECK(!function || group.size() == 1,
+                   "objective: expected a name with a process group of several ranks, received a function");
+    check_rows(rows, rows_of(rows, indices));
+    return std::make_unique<Loss>(rows, objective_of(objective, function, terms));
+  });
+  const Loss& loss = *made;
   const PlanCosts plan_costs = costs(loss.objective(), rows.ref_topk);
-  const Step step = make_step(rows, chosen,
-                              {.plan = options.planning.options(rows),
-                               .objective = objective,
-                               .costs = &plan_costs,
-                               .child_order = child_order()});
+  const Step step = group.together([&] {
+    return make_share(loss, rows_of(rows, indices),
+                      {.plan = options.planning.options(rows),
+                       .objective = objective,
+                       .costs = &plan_costs,
+                       .child_order = child_order()},
+                      group);
+  });
   *terms = terms_of_rows(step);
   try {
     const StepResult result = trainer.add_gradients(step, loss, progress);
     check_mapped_files();
-    grad_norm = trainer.optimizer().gradient_norm();
-    check_finite(trainer.decoder(), step, loss, "forward_backward", result.loss, grad_norm);
+    grad_norm = trainer.gradient_norm();
+    check_finite(trainer.decoder(), step, loss, "forward_backward", result.loss, grad_norm, group);
     ++num_added;
     const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
     nlohmann::ordered_json metrics = step_metrics(cost, objective, result, seconds);
@@ -351,12 +365,12 @@ void Engine::State::check_checkpoint(const fs::path& folder, const RunState& sav
   }
 }
 
-Engine::Engine(const fs::path& model, const NamedTexts& options)
+Engine::Engine(const fs::path& model, const NamedTexts& options, const std::string& process_group)
     : state_(plainly([&] {
         const EngineOptions parsed = parse_engine_options(options);
         const Machine machine = parsed.device.open();
         const KernelScope scope(machine.kernels);
-        return std::make_unique<State>(model, parsed, machine);
+        return std::make_unique<State>(model, parsed, machine, process_group);
       })) {}
 
 Engine::~Engine() = default;
@@ -467,15 +481,19 @@ void Engine::save(const fs::path& folder, const std::string& dtype) {
   check_whole(state_->is_half_loaded, state_->trainer.is_half_updated());
   plainly([&] {
     const fs::path path = plain_path(folder);
-    ESPALIER_CHECK(!fs::exists(path), "{}: expected no such folder, it exists already", path.string());
     const at::ScalarType saved = dtype.empty() ? state_->trained_dtype() : parse_dtype(dtype);
     RunState state{.step = state_->step, .data_hashes = {}, .settings = RunSettings{}};
     state.settings->fixed = {{"dtype", dtype_name(state_->dtype)},
                              {"save-dtype", dtype_name(saved)},
                              {"optimizer", to_string(state_->options.train.optimizer.kind)}};
     if (state_->lora) state.model_config = state_->source.config();
-    write_checkpoint(path, {.run_folder = {}, .source = state_->source, .save_dtype = saved},
-                     state_->trainer.decoder(), state_->trainer.optimizer(), state);
+    state_->group.together([&] {
+      if (!state_->group.is_first()) return true;
+      ESPALIER_CHECK(!fs::exists(path), "{}: expected no such folder, it exists already", path.string());
+      write_checkpoint(path, {.run_folder = {}, .source = state_->source, .save_dtype = saved},
+                       state_->trainer.decoder(), state_->trainer.optimizer(), state);
+      return true;
+    });
   });
 }
 

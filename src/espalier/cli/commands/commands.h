@@ -25,6 +25,8 @@ struct Command {
   OptionList options{};                                 // their targets are owned by `run`
   std::function<int(const OptionList& options)> run{};  // returns the exit status; throws on failure
   bool has_config = true;                               // accepts --config FILE, with its flags as keys
+  /// Gets the raw arguments once they have set the options, before `run`, and may not return.
+  std::function<void(const std::vector<std::string>& arguments)> hand_over{};
   /// Instead of options and `run`: gets the raw arguments.
   std::function<void(const std::vector<std::string>& arguments)> pass_on{};
   std::string group{};  // heading in the help
@@ -61,6 +63,9 @@ Command sample_command();
 Command synth_command();
 Command train_command();
 Command verify_command();
+
+/// Becomes `processes` processes of `espalier train` with these arguments, which torchrun starts.
+[[noreturn]] void start_processes(int64_t processes, std::vector<std::string> arguments);
 
 // Summaries of the commands that need LibTorch. The program without LibTorch lists them as well.
 inline constexpr const char* kSummaryOfTrain =

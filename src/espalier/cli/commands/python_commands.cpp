@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // espalier prepare, import, export and launch: run the Python package, which has the tokenizers with their
-// templates, the libraries that read other trainers' files, and the patches for other trainers.
+// templates, the libraries that read other trainers' files, and the patches for other trainers. Also espalier
+// train on several processes, which are those of torchrun.
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstdlib>
 #include <cstring>
@@ -66,6 +68,19 @@ Command command_of(const PythonCommand& python) {
 }
 
 }  // namespace
+
+void start_processes(int64_t processes, std::vector<std::string> arguments) {
+  const auto flag = std::ranges::find_if(arguments, [](const std::string& word) {
+    return word == "--processes" || word.starts_with("--processes=");
+  });
+  if (flag != arguments.end()) arguments.erase(flag, flag + (flag->find('=') != std::string::npos ? 1 : 2));
+  exec_python({.name = "train",
+               .summary = kSummaryOfTrain,
+               .words = {"-m", "torch.distributed.run", "--standalone", "--nproc-per-node",
+                         std::to_string(processes), "-m", "espalier", "train"},
+               .package = "torch"},
+              arguments);
+}
 
 Command prepare_command() {
   return command_of(
