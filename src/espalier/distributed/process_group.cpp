@@ -47,7 +47,11 @@ std::string text_of(const std::exception& error) {
   throw RankError(fmt::format("a rank is lost: {}", reason));
 }
 
-void wait(const c10::intrusive_ptr<c10d::Work>& work) {
+void wait(const c10::intrusive_ptr<c10d::Work>& work, at::Device device) {
+  if (!device.is_cpu()) {  // its stream waits, not the host; a limit would end the work of NCCL
+    work->wait();
+    return;
+  }
   for (;;) {
     throw_failure();
     try {
@@ -101,9 +105,9 @@ class ProcessGroup : public Group {
   }
 
  private:
-  /// Calls `start`, which gives the work that is waited for.
+  /// Calls `start`, which gives the work on the device that is waited for.
   template <class Start>
-  static void run(const Start& start) {
+  static void run(at::Device device, const Start& start) {
     struct Waiting {
       Waiting() { ++num_waiting; }
       ~Waiting() { --num_waiting; }
@@ -116,14 +120,14 @@ class ProcessGroup : public Group {
     } catch (const std::exception& error) {
       throw_lost(text_of(error));
     }
-    wait(work);
+    wait(work, device);
   }
 
   std::vector<at::Tensor> gather(const at::Tensor& own) const {
     std::vector<std::vector<at::Tensor>> all(1);
     for (int64_t r = 0; r < size(); ++r) all[0].push_back(at::empty_like(own));
     std::vector<at::Tensor> input{own};
-    run([&] { return group_->allgather(all, input); });
+    run(own.device(), [&] { return group_->allgather(all, input); });
     return all[0];
   }
 
@@ -132,7 +136,7 @@ class ProcessGroup : public Group {
     for (const at::Tensor& tensor : bucket) parts.push_back(tensor.reshape(-1));
     const bool is_in_place = bucket.size() == 1 && bucket.front().is_contiguous();
     std::vector<at::Tensor> flat{is_in_place ? parts.front() : at::cat(parts)};
-    run([&] { return group_->allreduce(flat); });
+    run(flat[0].device(), [&] { return group_->allreduce(flat); });
     if (is_in_place) return;
     int64_t begin = 0;
     for (const at::Tensor& tensor : bucket) {
