@@ -331,7 +331,10 @@ TEST(Ranks, ADroppedSumOnOneIsFoundByAll) {
 
 // The comparison with one process notices a share that is lost.
 TEST(Ranks, ALostShareIsNoticed) {
-  const Case given = random_case(0);
+  const Case given{.family = Family::kLlama,
+                   .rows = from_rows({{1, 2, 3}, {1, 2, 4, 5}, {6, 7}}),
+                   .objective = default_options(ObjectiveKind::kSft),
+                   .plan = {}};
   const Loss loss(given.rows, given.objective);
   const StepOptions options{.plan = given.plan, .objective = given.objective};
   const Step whole = unplanned_step(given.rows, all_rows(given.rows), options);
