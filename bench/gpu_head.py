@@ -25,7 +25,7 @@ from typing import NamedTuple
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 from commit import commit
 from gpu_measure import (REPOSITORY, Budget, Failure, Stopped, Timer, add_common, finish, hardware, list_of, markdown,
-                         run_main, say, spread, stop_on_sigterm)  # fmt: skip
+                         relative_distance, run_main, say, spread, stop_on_sigterm)  # fmt: skip
 
 LARGEST_DIFFERENCE = 0.02  # of bfloat16 gradients
 
@@ -97,10 +97,6 @@ def peak_extra_bytes(call, device):
     call()
     torch.cuda.synchronize(device)
     return torch.cuda.max_memory_allocated(device) - before
-
-
-def relative_distance(a, b):
-    return ((a.double() - b.double()).norm() / b.double().norm()).item()
 
 
 def measure(case, args, timer, seconds):

@@ -10,6 +10,7 @@ import sys
 import time
 from pathlib import Path
 
+PASSES = ("forward", "backward")
 REPOSITORY = Path(__file__).resolve().parents[1]
 
 
@@ -121,6 +122,11 @@ class Timer:
             if index + 1 >= min_rounds and spent * (index + 2) / (index + 1) > seconds:
                 break
         return samples
+
+
+def relative_distance(a, b):
+    """Of tensor a from tensor b, in norms."""
+    return ((a.double() - b.double()).norm() / b.double().norm()).item()
 
 
 def spread(samples):

@@ -14,8 +14,8 @@
 #                      build        CMake and ninja into build/gpu, for the GPU of this machine
 #                      libraries    bench/gpu_attention.py --libraries: cuDNN, ours, FlexAttention and TRL's gather on three trees,
 #                                   with errors against float64 and shares of dense FlashAttention
-#                      waves        bench/gpu_waves.py: flash-linear-attention in waves beside the composed form, on those trees.
-#                                   Libraries are those of that Python; PYTHONPATH may add a folder of them
+#                      waves        bench/gpu_waves.py: libraries of recurrences in waves beside the composed form, on those trees
+#                                   and others. Libraries are those of that Python; PYTHONPATH may add a folder of them
 #                      qualify      bench/gpu_qualify.py: which kernels are right here. What fails is named and not measured
 #                      tests        GoogleTest programs, restricted to tests that need a GPU; 1,000 random forests
 #                      verify       espalier verify --device cuda: dtypes x strategies; equal bits of two runs
@@ -24,7 +24,6 @@
 #                      step         bench/gpu_step.py, shape of Qwen3-0.6B: trees against packing, long prompts
 #                      step4b       the same, shape of Qwen3-4B: two of the long prompts, two ratios
 #                      head         bench/gpu_head.py
-#                      recurrent    bench/gpu_recurrent.py
 #                      step4b_rest  the other prompts and ratios of Qwen3-4B, activations of layers computed again
 #                      attention_flex  bench/gpu_attention.py with FlexAttention on every tree, most of which is compiling
 #                    The last two seldom get a turn in a call with all stages: they are for a call of their own.
@@ -49,7 +48,7 @@ set -euo pipefail
 called_from=$PWD
 cd "$(dirname "$0")/.."
 
-all_stages=build,libraries,waves,qualify,tests,verify,sanitizer,attention,step,step4b,head,recurrent,step4b_rest,attention_flex
+all_stages=build,libraries,waves,qualify,tests,verify,sanitizer,attention,step,step4b,head,step4b_rest,attention_flex
 stages=$all_stages
 seconds=570
 jobs=$(nproc)
@@ -229,7 +228,7 @@ stage() {
       run libraries 240 "$python" bench/gpu_attention.py --libraries --ops "$ops" --kinds "${kinds:-library,ampere}" --case-seconds 3 \
         --seconds @S "${output[@]}"
       ;;
-    waves) run waves 90 "$python" bench/gpu_waves.py --ops "$ops" --seconds @S "${output[@]}" ;;
+    waves) run waves 120 "$python" bench/gpu_waves.py --ops "$ops" --seconds @S "${output[@]}" ;;
     tests) run tests 120 "${checks[@]}" --parts tests "${output[@]}" ;;
     verify) run verify 90 "${checks[@]}" --parts verify,determinism --parallel 4 "${output[@]}" ;;
     attention)
@@ -262,7 +261,6 @@ stage() {
       fi
       run head 45 "$python" bench/gpu_head.py --ops "$ops" --case-seconds 1 --seconds @S "${output[@]}"
       ;;
-    recurrent) run recurrent 45 "$python" bench/gpu_recurrent.py --ops "$ops" --seconds @S "${output[@]}" ;;
     sanitizer) run sanitizer 100 "${checks[@]}" --parts sanitizer --parallel 4 "${output[@]}" ;;
   esac
 }

@@ -55,14 +55,13 @@ def recurrent_lines(record):
     for r in record["records"]:
         sides = [f"{name} {milliseconds[0]:.2f}" for name, milliseconds in r["milliseconds"].items()]
         sides += [f"({name} {mark:.2f})" for name, mark in r["marks"].items()]
-        lines.append(f"gated delta rule{', ' + r['tree'] if 'tree' in r else ''}, {r['pass']} ms: {', '.join(sides)}")
+        lines.append(f"{r['operator']}, {r['tree']}, {r['pass']} ms: {', '.join(sides)}")
     return lines + record["failures"]
 
 
 LINES = {"qualify": checks_lines, "tests": checks_lines, "verify": checks_lines, "sanitizer": checks_lines, "attention": attention_lines,
          "attention_flex": attention_lines, "libraries": attention_lines, "waves": recurrent_lines,
-         "step": step_lines, "step4b": step_lines, "step4b_rest": step_lines, "head": head_lines,
-         "recurrent": recurrent_lines}  # fmt: skip
+         "step": step_lines, "step4b": step_lines, "step4b_rest": step_lines, "head": head_lines}  # fmt: skip
 
 
 def read_stages(folder):

@@ -184,6 +184,19 @@ def previous(tree):
 # ---- Work --------------------------------------------------------------------------------------------------
 
 
+def paths(tree):
+    """(index, before): the tokens of all root paths of leaves, one after another, and by them the one before as of `previous`."""
+    begins = [0]
+    for length in tree.lengths:
+        begins.append(begins[-1] + length)
+    index, before = [], []
+    for leaf in leaves(tree):
+        path = [token for node in root_path(tree, leaf) for token in range(begins[node], begins[node + 1])]
+        before += [-1, *range(len(index), len(index) + len(path) - 1)]
+        index += path
+    return index, before
+
+
 def attention_flops(pairs, heads, head_dim):
     """Forward, backward: two products per pair and head, and five (the scores are computed again)."""
     return 4 * head_dim * heads * pairs, 10 * head_dim * heads * pairs

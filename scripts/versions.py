@@ -12,6 +12,7 @@ PYTHONPATH. The environment itself stays as it is.
 
 import argparse
 import os
+import re
 import subprocess
 import sys
 from importlib import metadata
@@ -61,21 +62,31 @@ def overlay(requirement):
 
 
 def run(requirement, tests):
-    """Whether all tests pass, or skip with their reasons, with the package."""
+    """Whether all tests pass, or skip with their reasons, with the package. Tests that never ran are none that pass: a file that
+    is skipped as a whole because of an import, and a run in which nothing passed, fail."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(overlay(requirement)), str(ROOT / "python")])}
-    passed = True
+    faults, passed = [], 0
     for test in tests:
         command = [sys.executable, "-m", "pytest", "-q", "-rs", "-p", "no:cacheprovider", test]
         done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
         lines = done.stdout.splitlines()
         print(f"{requirement} {test}: {lines[-1] if lines else done.stderr[-300:]}", flush=True)
-        skipped = done.returncode == pytest.ExitCode.NO_TESTS_COLLECTED and " skipped" in lines[-1]  # the file as a whole
-        if done.returncode and not skipped:
+        is_skipped = done.returncode == pytest.ExitCode.NO_TESTS_COLLECTED and " skipped" in lines[-1]  # the file as a whole
+        reasons = [line for line in lines if line.startswith("SKIPPED")]
+        if done.returncode and not is_skipped:
             print(done.stdout + done.stderr, flush=True)
-            passed = False
+            faults.append(f"{test} failed")
+        elif is_skipped and any("could not import" in reason for reason in reasons):
+            faults.append(f"{test}: expected its imports, received {reasons[0]}")
         else:
-            print("".join(f"  {line}\n" for line in lines if line.startswith("SKIPPED")), end="", flush=True)
-    return passed
+            print("".join(f"  {reason}\n" for reason in reasons), end="", flush=True)
+        found = re.search(r"(\d+) passed", lines[-1] if lines else "")
+        passed += int(found[1]) if found else 0
+    if not passed:
+        faults.append(f"{' '.join(map(str, tests))}: expected tests that pass, received none")
+    for fault in faults:
+        print(f"FAILED with {requirement}: {fault}", flush=True)
+    return not faults
 
 
 def main():

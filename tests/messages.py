@@ -14,7 +14,7 @@ from typing import NamedTuple
 ROOT = Path(__file__).resolve().parents[1]
 RAISED = {"InputError", "Unsupported", "ImportError", "RuntimeError", "ValueError", "TypeError", "RankError", "VerificationError",
           "BadRow", "UsageError", "FileError"}  # fmt: skip
-CPP = re.compile(r'\b(?:ESPALIER_CHECK|TORCH_CHECK|log_line|explained)\(|\bthrow (?:InputError|RunError|RankError)\(|(?=fmt::format\(\s*"warning: )')
+CPP = re.compile(r'\b(?:ESPALIER_CHECK|TORCH_CHECK|log_line|explained)\(|\bthrow (?:InputError|NewerFormatError|RunError|RankError)\(|(?=fmt::format\(\s*"warning: )')
 LISTED = re.compile(r"\b(?:warnings|lines)\.push_back\(")  # in the sources of the warnings about data
 LISTS = ("signal.cpp", "data_summary.cpp")
 FRAME = re.compile(r"espalier: |error: |warning:|note: |\(see --help\)|\{.*?\}")  # around the words of a message

@@ -108,15 +108,18 @@ def _load() -> None:
         except OSError as error:
             raise ImportError(f"espalier.ops: {path} cannot be loaded: {error}") from error
     from . import fake_kernels  # noqa: F401
-    from .kernels import attention, recurrences
+    from .kernels import attention, causal_conv, gated_delta, recurrences, ssm_scan
 
     if torch.version.cuda and (name := attention.installed()):
         _registered["attention"] = attention.register(name)
-    if torch.version.cuda and recurrences.installed():
-        _registered["recurrences"] = recurrences.register()
+    for kind in (gated_delta.GatedDeltaRule, ssm_scan.SsmScan):
+        if torch.version.cuda and kind.library.installed():
+            _registered[kind.library.operator] = recurrences.register(kind)
+    if torch.version.cuda and causal_conv.LIBRARY.installed():
+        _registered[causal_conv.LIBRARY.operator] = causal_conv.register()
 
 
-_registered: dict[str, torch.library.Library] = {}  # what Python implements
+_registered: dict[str, torch.library.Library] = {}  # what Python implements: attention, and operators by their names
 
 
 def _tokens(ends: Tensor | None) -> Tensor:

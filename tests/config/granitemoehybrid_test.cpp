@@ -6,7 +6,6 @@
 
 #include "espalier/base/check.h"
 #include "espalier/config/layer_spec.h"
-#include "espalier/config/router_shape.h"
 #include "tests/base/message_of.h"
 #include "tests/config/tiny_config.h"
 

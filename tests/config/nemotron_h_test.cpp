@@ -92,10 +92,10 @@ TEST(NemotronH, AdaptersHaveTheNamesOfTransformers) {
   const DecoderConfig config = parse(tiny_nemotron());
   const std::vector<LinearMap> all = adapted_maps(config, {kAllLinear});
   EXPECT_EQ(all.at(0).name, "backbone.layers.0.mixer.in_proj");
-  EXPECT_EQ(target_names(config, all),
-            (std::vector<std::string>{"in_proj", "mixer.up_proj", "mixer.down_proj", "q_proj", "k_proj",
-                                      "v_proj", "o_proj", "mixer.shared_experts.up_proj",
-                                      "mixer.shared_experts.down_proj"}));
+  EXPECT_EQ(
+      target_names(config, all),
+      (std::vector<std::string>{"in_proj", "mixer.up_proj", "mixer.down_proj", "q_proj", "k_proj", "v_proj",
+                                "o_proj", "mixer.shared_experts.up_proj", "mixer.shared_experts.down_proj"}));
   EXPECT_EQ(module_name(config, all.at(0).name), "model.layers.0.mixer.in_proj");
   const DecoderConfig two = parse(tiny_nemotron({{"layers_block_type", {"mamba", "mamba"}}}));
   EXPECT_EQ(target_names(two, adapted_maps(two, {"layers.1.mixer.in_proj"})),

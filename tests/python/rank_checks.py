@@ -4,10 +4,7 @@
 import contextlib
 import functools
 import gc
-import importlib.util
-import io
 import random
-import re
 import time
 import warnings
 from unittest import mock
@@ -21,12 +18,13 @@ from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 
 import espalier
-from conftest import REPOSITORY, seed_of
+from conftest import seed_of
 from espalier.distributed import RankError, Ranks
 from espalier.hf import patch
 from espalier.hf.families import backbone_of
 from espalier.hf.float64 import InFloat64
 from hf_models import alone, branching_rows, make_model, packed, worst_error
+from rank_example import the_example
 
 EXACT = 1e-12
 BUDGET = 24
@@ -579,26 +577,6 @@ def sums(rank):
     assert ranks.sum(3) == 3 * rank.size
     long = ranks._meeting.meet("a long message", text="x" * (1000 * rank.rank))
     assert [len(said["text"]) for said in long] == [1000 * each for each in range(rank.size)]
-
-
-def the_example(rank):
-    """examples/train_fsdp2.py, in the process group of the checks. Both modes find the same losses."""
-    spec = importlib.util.spec_from_file_location("train_fsdp2", REPOSITORY / "examples/train_fsdp2.py")
-    example = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(example)
-    found = []
-    for mode, strategy in ("gathered", "partition"), ("zero3", "tree-packing"):
-        with contextlib.redirect_stdout(io.StringIO()) as printed, mock.patch.object(dist, "init_process_group"), \
-                mock.patch.object(dist, "destroy_process_group"), \
-                mock.patch.object(torch.cuda, "is_available", return_value=False):  # fmt: skip
-            example.main(["--steps", "2", "--characters", "400", "--token-budget", "512", "--mode", mode, "--strategy",
-                          strategy])  # fmt: skip
-        found.append(re.findall(r"^step \d: loss ([\d.]+), gradient norm ([\d.]+)$", printed.getvalue(), re.MULTILINE))
-        assert rank.rank == 0 or printed.getvalue() == ""
-        assert rank.rank > 0 or "predicted: the slowest rank is " in printed.getvalue()
-    assert len(found[0]) == (2 if rank.rank == 0 else 0)
-    for a, b in zip(*found):
-        torch.testing.assert_close(*(torch.tensor(list(map(float, each))) for each in (a, b)), rtol=1e-3, atol=1e-3)
 
 
 CHECKS = {

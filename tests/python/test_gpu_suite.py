@@ -15,13 +15,13 @@ import pytest
 from conftest import REPOSITORY
 
 sys.path.insert(0, str(REPOSITORY / "bench"))
+import attention_sides
 import gpu_attention
 import gpu_bundle
 import gpu_checks
 import gpu_head
 import gpu_isolated
 import gpu_measure
-import gpu_recurrent
 import gpu_step
 import gpu_summary
 import gpu_trees as trees
@@ -62,7 +62,7 @@ def script(name, *arguments, **environment):
     return subprocess.run(list(map(str, command)), capture_output=True, text=True, env={**os.environ, **environment})
 
 
-@pytest.mark.parametrize("name", ["gpu_attention.py", "gpu_head.py", "gpu_recurrent.py", "gpu_waves.py", "gpu_step.py", "gpu_checks.py",
+@pytest.mark.parametrize("name", ["gpu_attention.py", "gpu_head.py", "gpu_waves.py", "gpu_step.py", "gpu_checks.py",
                                   "gpu_qualify.py", "gpu_summary.py", "gpu_bundle.py"])  # fmt: skip
 def test_help_teaches(name):
     done = script(name, "--help")
@@ -80,25 +80,6 @@ def test_kernel_benchmarks_on_the_cpu(name, tmp_path):
     assert len(records) == (6 if more else 2) and all(record["difference"] < 1e-4 for record in records)
     rows = [line for line in done.stdout.splitlines() if line.startswith("| ")]
     assert len(rows) == len(records) + 1 and len({row.count("|") for row in rows}) == 1
-
-
-def test_recurrences_on_the_cpu(tmp_path):
-    done = script("gpu_recurrent.py", "--quick", "--device", "cpu", "-o", tmp_path / "t.md", "--json", tmp_path / "t.json",
-                  OMP_NUM_THREADS="1")  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    assert (tmp_path / "t.md").read_text() == done.stdout and "FAILED" not in done.stdout
-    records = json.loads((tmp_path / "t.json").read_text())["records"]
-    assert [record["pass"] for record in records] == ["forward", "backward"]
-    assert all(set(record["milliseconds"]) >= {"espalier", "tree 32", "tree 8"} for record in records)
-
-
-def test_recurrences_that_disagree_fail(monkeypatch, capsys):
-    """Negative control: what the operator is compared with is that of another path."""
-    exact = gpu_recurrent.Problem.in_float32
-    monkeypatch.setattr(gpu_recurrent, "find_fla", lambda: None)
-    monkeypatch.setattr(gpu_recurrent.Problem, "in_float32", lambda self, prev: 1.05 * exact(self, prev))
-    assert gpu_recurrent.main(["--quick", "--device", "cpu"]) == 1
-    assert "FAILED: espalier and what it is compared with differ" in capsys.readouterr().out
 
 
 def test_libraries_on_the_cpu(tmp_path):
@@ -120,23 +101,27 @@ def test_errors_are_those_of_sampled_rows():
     import torch
 
     case = gpu_attention.library_cases(quick=True)[1]
-    inputs = gpu_attention.Inputs(case, case.tree.tokens, "cpu", torch.float64, 0)
+    inputs = attention_sides.Inputs(case, case.tree.tokens, "cpu", torch.float64, 0)
     ends = torch.tensor(trees.subtree_end(case.tree), dtype=torch.int32)
-    side = gpu_attention.gather_side(inputs, case.tree)
-    assert max(gpu_attention.errors_of({"a": side}, inputs, ends)["a"].values()) < 1e-12
+    side = attention_sides.gather_side(inputs, case.tree)
+    assert max(attention_sides.errors_of({"a": side}, inputs, ends)["a"].values()) < 1e-12
     inputs.q[7] += 1e-3
-    assert min(gpu_attention.errors_of({"a": side}, inputs, ends)["a"].values()) > 1e-6
+    assert min(attention_sides.errors_of({"a": side}, inputs, ends)["a"].values()) > 1e-6
 
 
 def test_waves_on_the_cpu(tmp_path, monkeypatch):
-    """Both forms, by a stand-in for the library."""
+    """Both forms, by stand-ins for the libraries; a wrong one fails."""
     import gpu_waves
-    from fla_stand_in import installed
+    from recurrence_stand_ins import GatedDelta, Mamba, installed
 
-    with installed(monkeypatch):
-        assert gpu_waves.main(["--quick", "--device", "cpu", "--dtype", "float64", "--json", str(tmp_path / "t.json")], stand_in=True) == 0
-    records = json.loads((tmp_path / "t.json").read_text())["records"]
-    assert [record["waves"] for record in records] == [3, 3, 5, 5, 2, 2] and len(gpu_summary.recurrent_lines({"records": records, "failures": []})) == 6
+    flags = ["--quick", "--device", "cpu", "--dtype", "float64", "--json", str(tmp_path / "t.json")]
+    with installed(monkeypatch, GatedDelta()) as stand_in, installed(monkeypatch, Mamba()):
+        assert gpu_waves.main(flags, stand_ins=gpu_waves.FLOPS) == 0
+        records = json.loads((tmp_path / "t.json").read_text())["records"]
+        stand_in.change = lambda states: 1.5 * states
+        assert gpu_waves.main([*flags, "--operators", "gated_delta_rule"], stand_ins=gpu_waves.FLOPS) == 1
+    assert [record["waves"] for record in records[::4]] == [3, 5, 2, 1, 1, 3]
+    assert len(records) == 24 == len(gpu_summary.recurrent_lines({"records": records, "failures": []}))
     for record in records:
         assert record["milliseconds"].keys() == {"composed", "waves", "flat"} and max(record["errors"].values()) < 1e-12
 

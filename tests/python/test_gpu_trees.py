@@ -9,7 +9,7 @@ import pytest
 from conftest import REPOSITORY
 
 sys.path.insert(0, str(REPOSITORY / "bench"))
-import gpu_attention
+import attention_sides
 import gpu_step
 import gpu_trees as trees
 
@@ -121,7 +121,7 @@ def test_flex_mask_equals_the_dense_mask(tree):
 
     n = tree.tokens
     ends = torch.tensor(trees.subtree_end(tree), dtype=torch.int32)
-    mask_mod = gpu_attention.tree_mask_mod(ends)
+    mask_mod = attention_sides.tree_mask_mod(ends)
     dense = torch.tensor(dense_mask(tree))
     assert torch.equal(create_mask(mask_mod, None, None, n, n, device="cpu")[0, 0], dense)
     block_mask = create_block_mask(mask_mod, None, None, n, n, device="cpu", BLOCK_SIZE=16)
@@ -136,6 +136,6 @@ def test_another_mask_is_another_result():
     import torch
 
     tree = trees.star(5, 3, 2)
-    mask_mod = gpu_attention.tree_mask_mod(torch.full((tree.tokens,), tree.tokens))
+    mask_mod = attention_sides.tree_mask_mod(torch.full((tree.tokens,), tree.tokens))
     query, key = torch.meshgrid(torch.arange(tree.tokens), torch.arange(tree.tokens), indexing="ij")
     assert not torch.equal(mask_mod(0, 0, query, key), torch.tensor(dense_mask(tree)))

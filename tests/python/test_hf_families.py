@@ -12,6 +12,7 @@ from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
 import espalier
 from conftest import REPOSITORY
+from espalier import kept
 from espalier.errors import Unsupported
 from espalier.hf import mixers, patch, patching, proof, verdicts
 from espalier.hf.families import backbone_of, stock_class
@@ -180,9 +181,9 @@ def test_once_for_each_configuration(monkeypatch):
     patch(default_model("llama"))
     count = 2 if proof.is_tested() else 3  # the tests cover it, with versions that they are run with
     assert len(proven) == count
-    file = next(verdicts.folder().glob("olmo2-*.json"))
+    file = next(kept.folder("proofs").glob("olmo2-*.json"))
     assert json.loads(file.read_text()) == {"fault": None, "not_small": None}
-    for broken in verdicts.folder().glob("*.json"):
+    for broken in kept.folder("proofs").glob("*.json"):
         broken.write_text("{")
     monkeypatch.setattr(proof, "_verdicts", {})
     patch(default_model("olmo2"))

@@ -192,13 +192,13 @@ def test_kernels_of_the_hub():
 
 
 def test_backends():
-    with pytest.raises(Unsupported, match="backend: expected auto, espalier, flex, sdpa, cudnn, fla, received 'eager'"):
+    with pytest.raises(Unsupported, match="backend: expected auto, espalier, flex, sdpa, cudnn, fla, mamba_ssm, received 'eager'"):
         patch(make_model("qwen3"), backend="eager")
     with pytest.raises(Unsupported, match='backend="sdpa": expected a model without sinks'):
         patch(make_model("gpt_oss"), backend="sdpa")(**padded(branching_rows()))
     with pytest.raises(Unsupported, match='backend="flex": expected a GPU, received gradients on a CPU'):
         patch(make_model("qwen3"), backend="flex")(**padded(branching_rows()))
-    for name, wanted in (("cudnn", "cudnn-frontend 1.32"), ("fla", "flash-linear-attention 0.6")):
+    for name, wanted in (("cudnn", "cudnn-frontend 1.32"), ("fla", "flash-linear-attention 0.6"), ("mamba_ssm", "mamba-ssm 2.3")):
         with pytest.raises(Unsupported, match=f'backend="{name}": expected {wanted} on a GPU.*received cpu without'):
             patch(make_model("qwen3"), backend=name)(**padded(branching_rows()))
 

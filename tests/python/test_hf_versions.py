@@ -8,8 +8,9 @@ import pytest
 import torch
 
 import espalier
+from espalier import kept
 from espalier.errors import Unsupported
-from espalier.hf import patch, patching, proof, verdicts, verification
+from espalier.hf import patch, patching, proof, verification
 from espalier.hf.families import FAMILIES, backbone_of, stock_class
 from espalier.hf.small_copy import small_model
 from hf_models import SINCE, VERSION, branching_rows, make_model, padded
@@ -98,7 +99,7 @@ def test_layers_that_call_something_else(kind, stock_mixers):
 def forget():
     """As in another process, on another machine."""
     proof._verdicts.clear()
-    for file in verdicts.folder().glob("*.json"):
+    for file in kept.folder("proofs").glob("*.json"):
         file.unlink()
 
 

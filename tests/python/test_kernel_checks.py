@@ -12,23 +12,40 @@ import pytest
 import torch
 
 import cudnn_stand_in
-import fla_stand_in
+import recurrence_stand_ins
 from espalier import ops
 from espalier.errors import Unsupported
 from espalier.hf import attention
 from espalier.kernels import __main__ as told
 from espalier.kernels import attention as library_attention
-from espalier.kernels import attention_cases, checks, libraries, recurrence_cases, recurrences, verdicts
+from espalier.kernels import attention_cases, checks, gated_delta, libraries, recurrence_cases, recurrences, verdicts
 from espalier.kernels.verdicts import Finding
 
 
-class InFloat32(fla_stand_in.StandIn):
+def in_sums(*tensors):
+    return [tensor.to(torch.promote_types(tensor.dtype, torch.float32)) for tensor in tensors]
+
+
+class GatedDelta(recurrence_stand_ins.GatedDelta):
     """The stand-in as a kernel that multiplies and adds in float32."""
 
     def chunk_gated_delta_rule(self, q, k, v, g, beta, *, initial_state=None, **options):
-        rows = [each.float() for each in (q, k, v)]
-        out, final = super().chunk_gated_delta_rule(*rows, g, beta, initial_state=initial_state, **options)
+        out, final = super().chunk_gated_delta_rule(*in_sums(q, k, v), g, beta, initial_state=initial_state, **options)
         return out.to(q.dtype), final
+
+
+class Mamba(recurrence_stand_ins.Mamba):
+    def mamba_chunk_scan_combined(self, x, dt, A, B, C, chunk_size, **options):
+        found = super().mamba_chunk_scan_combined(*in_sums(x), dt, A, *in_sums(B, C), chunk_size, **options)
+        return (found[0].to(x.dtype), found[1]) if options["return_final_states"] else found.to(x.dtype)
+
+
+class Convolution(recurrence_stand_ins.Convolution):
+    def causal_conv1d_fn(self, x, weight, bias, **options):
+        return super().causal_conv1d_fn(*in_sums(x, weight, bias), **options).to(x.dtype)
+
+
+IN_FLOAT32 = {"gated_delta_rule": GatedDelta, "ssm_scan": Mamba, "causal_conv1d": Convolution}
 
 
 class AttentionInFloat32(cudnn_stand_in.StandIn):
@@ -50,33 +67,59 @@ def small(monkeypatch):
     """Fewer and smaller forests: of 128 rows the plain form takes long on a CPU."""
     every = recurrence_cases.forests()
     monkeypatch.setattr(recurrence_cases, "forests", lambda: {name: every[name][:100] for name in SMALL})
-    monkeypatch.setattr(recurrence_cases, "SIZES", ((16, 0.1), (16, 8.0)))
+    monkeypatch.setattr(recurrence_cases, "SIZES", dict.fromkeys(recurrence_cases.SIZES, ((16, 0.1), (16, 8.0))))
 
 
+@pytest.mark.parametrize("operator", IN_FLOAT32)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-def test_recurrences_that_are_right(dtype, monkeypatch, small):
-    with fla_stand_in.installed(monkeypatch, InFloat32()) as stand_in:
-        finding = checks.judged(recurrence_cases.cases(dtype, "cpu"), dtype)
-    assert finding.is_right and finding.checks > 20 and stand_in.calls > 10, finding
+def test_operators_that_are_right(operator, dtype, monkeypatch, small):
+    with recurrence_stand_ins.installed(monkeypatch, IN_FLOAT32[operator]()) as stand_in:
+        finding = checks.judged(recurrence_cases.cases(operator, dtype, "cpu"), dtype)
+    assert finding.is_right and finding.checks > 15 and stand_in.calls > 10, finding
 
 
-@pytest.mark.parametrize("change", [lambda states: states.roll(1, 0), lambda states: states * 1.05])
-def test_recurrences_that_are_wrong(change, monkeypatch, small):
-    wrong = InFloat32()
+SPOILED = [("gated_delta_rule", lambda states: states.roll(1, 0)), ("gated_delta_rule", lambda states: states * 1.05),
+           ("ssm_scan", lambda states: states.roll(1, 0)), ("ssm_scan", lambda states: states * 1.05),
+           ("causal_conv1d", torch.zeros_like)]  # fmt: skip
+
+
+@pytest.mark.parametrize("operator, change", SPOILED)
+def test_operators_that_are_wrong(operator, change, monkeypatch, small):
+    wrong = IN_FLOAT32[operator]()
     wrong.change = change
-    with fla_stand_in.installed(monkeypatch, wrong):
-        finding = checks.judged(recurrence_cases.cases(torch.bfloat16, "cpu"), torch.bfloat16)
+    with recurrence_stand_ins.installed(monkeypatch, wrong):
+        finding = checks.judged(recurrence_cases.cases(operator, torch.bfloat16, "cpu"), torch.bfloat16)
     assert not finding.is_right and "times the plain form's" in finding.fault
 
 
 def test_products_in_less_than_float32_are_noticed(monkeypatch, small):
-    class Tf32(InFloat32):
+    class Tf32(GatedDelta):
         def chunk_gated_delta_rule(self, q, k, v, *others, **options):
             q, k, v = (each + each.detach() * 2**-11 for each in (q, k, v))
             return super().chunk_gated_delta_rule(q, k, v, *others, **options)
 
-    with fla_stand_in.installed(monkeypatch, Tf32()):
-        assert not checks.judged(recurrence_cases.cases(torch.float32, "cpu"), torch.float32).is_right
+    class MambaInTf32(Mamba):
+        def mamba_chunk_scan_combined(self, x, dt, A, B, *others, **options):
+            return super().mamba_chunk_scan_combined(x + x.detach() * 2**-11, dt, A, B, *others, **options)
+
+    for operator, wrong in (("gated_delta_rule", Tf32), ("ssm_scan", MambaInTf32)):
+        with recurrence_stand_ins.installed(monkeypatch, wrong()):
+            assert not checks.judged(recurrence_cases.cases(operator, torch.float32, "cpu"), torch.float32).is_right
+
+
+def test_what_recurrences_take_is_timed(monkeypatch):
+    """By counts of what both forms go through, from seconds that follow known rates."""
+    rates = recurrences.Rates(3e-4, 2e-7, 1e-4, 5e-7)
+    none = torch.empty(0, dtype=torch.int64)
+    for operator, (kind, _) in recurrence_cases.TIMED.items():
+
+        def seconds(form, _operator, inputs, prev, _device, kind=kind):
+            counts = kind(**inputs, prev=prev, states=None, ends=none).counts(recurrence_cases.Waves(prev, none, none.device))
+            return (counts.calls * rates.wave + counts.call_tokens * rates.wave_token if form == "library"
+                    else counts.levels * rates.level + counts.level_tokens * rates.level_token)  # fmt: skip
+
+        monkeypatch.setattr(recurrence_cases, "_seconds", seconds)
+        assert recurrence_cases.measured(operator, torch.float32, "cpu") == pytest.approx(rates)
 
 
 def test_attention_that_is_right_and_wrong(monkeypatch):
@@ -122,9 +165,11 @@ def test_forests_are_those_of_the_trainer():
 
 def test_the_plain_forms_are_right():
     """In float64 they are what the operators compute."""
-    for name, prev in recurrence_cases.forests().items():
-        case = recurrence_cases._case(name, prev, 8, 0.1, 0, torch.float64, "cpu")
-        assert all((ours - plain).norm() <= 1e-12 * plain.norm() for ours, plain in zip(case.ours().values(), case.plain().values())), name
+    for operator in recurrence_cases.PROBLEMS:
+        for name, prev in recurrence_cases.forests().items():
+            case = recurrence_cases.case(operator, name, prev, (8, 0.1), 0, torch.float64, "cpu")
+            ours, plain = case.ours(), case.plain()
+            assert ours.keys() == plain.keys() and all((ours[key] - plain[key]).norm() <= 1e-12 * plain[key].norm() for key in ours), name
     for name, forest in attention_cases.forests().items():
         case = attention_cases._case(name, forest, 8, 0, torch.float64, "cpu")
         assert all((ours - exact).norm() <= 1e-12 * exact.norm() for ours, exact in zip(case.ours().values(), case.exact().values())), name
@@ -154,25 +199,25 @@ def gpu(monkeypatch, tmp_path):
 
 
 def test_verdicts_are_kept(gpu, monkeypatch):
-    finding = verdicts.verdict_on("recurrences bfloat16", 0)
+    finding = verdicts.verdict_on("gated_delta_rule bfloat16", 0)
     verdicts.forget()
-    assert verdicts.verdict_on("recurrences bfloat16", 0) == finding == Finding(5, "", (1.0, 2.0, 3.0, 4.0))
+    assert verdicts.verdict_on("gated_delta_rule bfloat16", 0) == finding == Finding(5, "", (1.0, 2.0, 3.0, 4.0))
     assert gpu["started"] == 1 and finding.is_right
     verdicts.forget()
     monkeypatch.setattr(torch, "__version__", "other")
-    verdicts.verdict_on("recurrences bfloat16", 0)
+    verdicts.verdict_on("gated_delta_rule bfloat16", 0)
     assert gpu["started"] == 2
 
 
 def test_what_follows_from_verdicts(gpu):
     query = types.SimpleNamespace(device=types.SimpleNamespace(type="cuda", index=0), dtype=torch.bfloat16)
-    assert recurrences._rates(query) == recurrences.Rates(1.0, 2.0, 3.0, 4.0)
+    assert recurrences._rates(gated_delta.LIBRARY, query) == recurrences.Rates(1.0, 2.0, 3.0, 4.0)
     verdicts.forget()
     gpu["found"] = [5, "result 1: wrong", None]
     (file,) = verdicts.folder().glob("*.json")
     file.write_text("{ broken")
-    with pytest.warns(UserWarning, match="kernels of `recurrences bfloat16` are not used on a GPU: result 1: wrong"):
-        assert recurrences._rates(query) is None
+    with pytest.warns(UserWarning, match="kernels of `gated_delta_rule bfloat16` are not used on a GPU: result 1: wrong"):
+        assert recurrences._rates(gated_delta.LIBRARY, query) is None
 
 
 @pytest.mark.parametrize("library, own, is_right", [
@@ -197,9 +242,9 @@ def test_attention_without_the_compiled_trainer(library, own, is_right, gpu, mon
 @pytest.fixture
 def installed(gpu, monkeypatch):
     """What is installed, by name, on the GPU of the fixture above."""
-    there = {"attention": "cudnn-frontend 1.32.0", "recurrences": "fla 0.6.0"}
+    there = {"attention": "cudnn-frontend 1.32.0", "flash-linear-attention": "0.6.0", "mamba-ssm": "2.3.1", "causal-conv1d": "1.7.0"}
     monkeypatch.setattr(library_attention, "installed", lambda: there["attention"])
-    monkeypatch.setattr(recurrences, "installed", lambda: there["recurrences"])
+    monkeypatch.setattr(verdicts, "version_of", lambda package: there.get(package, ""))
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _index: (9, 0))
     monkeypatch.setattr(attention, "_is_proven", libraries.is_attention_right)
     monkeypatch.setattr(attention, "trainer", lambda: None)
@@ -212,7 +257,7 @@ def installed(gpu, monkeypatch):
 CUDA = torch.device("cuda", 0)
 
 
-@pytest.mark.parametrize("backend, family", [("cudnn", "library"), ("fla", "recurrences bfloat16")])
+@pytest.mark.parametrize("backend, family", [("cudnn", "library"), ("fla", "gated_delta_rule bfloat16"), ("mamba_ssm", "ssm_scan bfloat16")])
 def test_backends_of_libraries(backend, family, gpu, installed):
     assert attention.resolved(backend, CUDA) == attention.resolved("auto", CUDA) == "espalier"
     attention._check_library.cache_clear()
@@ -222,7 +267,7 @@ def test_backends_of_libraries(backend, family, gpu, installed):
     with pytest.warns(UserWarning, match="are not used on"), pytest.raises(Unsupported, match=f'backend="{backend}": expected'):
         attention.resolved(backend, CUDA)
     attention._check_library.cache_clear()
-    installed.update(attention="", recurrences="")
+    installed.update(dict.fromkeys(installed, ""))
     with pytest.raises(Unsupported, match="received cuda:0 without"):
         attention.resolved(backend, CUDA)
 
@@ -242,7 +287,7 @@ def test_what_is_missing_is_told_once(gpu, installed):
         warnings.simplefilter("error")
         attention.resolved("auto", CUDA)
         attention._tell_what_is_missing.cache_clear()
-        installed.update(recurrences="")
+        installed.update({"flash-linear-attention": ""})
     with pytest.warns(UserWarning, match=r"install 'espalier-train\[cuda\]' adds flash-linear-attention for gated delta rules, which"):
         attention.resolved("auto", CUDA)
     with warnings.catch_warnings():
@@ -251,18 +296,23 @@ def test_what_is_missing_is_told_once(gpu, installed):
 
 
 def test_lines_for_people(gpu, installed):
-    gpu["by_family"] = {"ampere": [0, "", None], verdicts.TIMES: [0, "", None], "recurrences bfloat16": [5, "", [1e-4, 2e-7, 3e-5, 9e-7]],
-                        "recurrences float32": [5, "in TF32", None]}  # fmt: skip
+    gpu["by_family"] = {"ampere": [0, "", None], verdicts.TIMES: [0, "", None], "gated_delta_rule bfloat16": [5, "", [1e-4, 2e-7, 3e-5, 9e-7]],
+                        "gated_delta_rule float32": [5, "in TF32", None], "causal_conv1d bfloat16": [5, "", None],
+                        "causal_conv1d float32": [5, "", None]}  # fmt: skip
+    installed.update({"mamba-ssm": "2.2.0"})
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         lines = told.lines_of(0)
     assert lines == [
         "cuda:0  a GPU",
         "  attention    cudnn-frontend 1.32.0 (library: passed; ampere: not for this device)",
-        "  gated delta  bfloat16: fla 0.6.0 where it is cheaper: 100 us a wave and 0.2 us a token, composed 30 us a level of chunks "
-        "and 0.9 us a token",
-        "  gated delta  float32: composed (FAILED: in TF32)",
-    ]
+        "  gated_delta_rule bfloat16  flash-linear-attention 0.6.0 where it is cheaper: 100 us a call and 0.2 us a token, composed 30 us "
+        "a level of chunks and 0.9 us a token",
+        "  gated_delta_rule float32   composed (FAILED: in TF32)",
+        "  ssm_scan bfloat16          composed (pip install --no-build-isolation mamba-ssm adds mamba-ssm)",
+        "  causal_conv1d bfloat16     causal-conv1d 1.7.0 (passed)",
+        "  causal_conv1d float32      causal-conv1d 1.7.0 (passed)",
+    ]  # fmt: skip
     gpu["by_family"] = {verdicts.TIMES: [2, "", [0.004, 0.003]]}
     shutil.rmtree(verdicts.folder())
     verdicts.forget()
@@ -272,10 +322,12 @@ def test_lines_for_people(gpu, installed):
     verdicts.forget()
     with pytest.warns(UserWarning, match="`ampere` are not used"):
         assert told.lines_of(0)[1] == "  attention    FlexAttention (library: passed; ampere: FAILED: wrong; timed: 4 and 3 ms)"
-    installed.update(attention="", recurrences="")
-    assert told.lines_of(0)[2:] == [
-        "  gated delta  bfloat16: composed (flash-linear-attention is not installed)",
-        "  gated delta  float32: composed (flash-linear-attention is not installed)",
+    installed.update(dict.fromkeys(installed, ""))
+    composed = {"gated_delta_rule": ("bfloat16", "float32"), "ssm_scan": ("bfloat16",), "causal_conv1d": ("bfloat16", "float32")}
+    expected = [f"  {operator} {dtype}" for operator, dtypes in composed.items() for dtype in dtypes]
+    assert told.lines_of(0)[2:7] == [f"{name:28} composed ({library.command} adds {library.package})" for name, library in
+                                     zip(expected, [libraries.OPERATORS[number] for number in (0, 0, 1, 2, 2)])]  # fmt: skip
+    assert told.lines_of(0)[7:] == [
         "  pip install 'espalier-train[cuda]' adds cudnn.flex_attention for attention and flash-linear-attention for gated delta rules",
     ]  # fmt: skip
 
@@ -283,8 +335,8 @@ def test_lines_for_people(gpu, installed):
 def test_lines_where_the_trainer_checks(gpu, installed, monkeypatch):
     """Nothing that the trainer checks is checked for the lines."""
     monkeypatch.setattr(attention, "_is_proven", lambda _index: True)
-    monkeypatch.setattr(attention, "trainer", lambda: object())
-    installed.update(recurrences="")
+    monkeypatch.setattr(attention, "trainer", object)
+    installed.update({library.package: "" for library in libraries.OPERATORS})
     gpu["by_family"] = {verdicts.TIMES: [2, "", [0.002, 0.003]]}
     assert told.lines_of(0)[1] == "  attention    cudnn-frontend 1.32.0 (checked by the trainer: espalier device; timed: 2 and 3 ms)"
     assert gpu["started"] == 1
@@ -352,8 +404,9 @@ def test_checks_that_hang(gpu, monkeypatch):
         raise subprocess.TimeoutExpired(command, timeout)
 
     monkeypatch.setattr(verdicts.subprocess, "run", run)
-    with pytest.warns(UserWarning, match="did not end within 240 s"):
-        assert not verdicts.verdict_on("ampere", 0).is_right
+    for family, seconds in (("ampere", 240), ("ssm_scan bfloat16", 1200)):
+        with pytest.warns(UserWarning, match=f"did not end within {seconds} s"):
+            assert not verdicts.verdict_on(family, 0).is_right
 
 
 def test_the_process_of_a_check(tmp_path, monkeypatch):
@@ -367,4 +420,4 @@ def test_the_process_of_a_check(tmp_path, monkeypatch):
 def test_what_the_environment_names(monkeypatch):
     monkeypatch.setenv(recurrences.VARIABLE, "other")
     with pytest.raises(ValueError, match="expected library or composed, received other"):
-        recurrences._rates(torch.empty(0))
+        recurrences._rates(gated_delta.LIBRARY, torch.empty(0))

@@ -101,7 +101,7 @@ def test_a_run_keeps_its_mix_or_that_it_has_none(espalier, model_folder, tmp_pat
     for name, command, was, variables in (("mixed", plain, "1 source", {}),
                                           ("plain", mixed, "none", {"MALLOC_PERTURB_": "254"})):  # fmt: skip
         failed = espalier(*command, "--out", tmp_path / name, "--steps", 2, "--resume", check=False, variables=variables)
-        assert failed.returncode == 1 and f"--resume: mix was {was} in the run that wrote" in failed.stderr, failed.stderr
+        assert failed.returncode == 1 and f"--resume: mix was {was} in the run, received" in failed.stderr, failed.stderr
         assert [folder.name for folder in (tmp_path / name / "checkpoints").iterdir()] == ["step_1"]
 
 

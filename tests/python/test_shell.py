@@ -7,12 +7,15 @@ import re
 import select
 import shlex
 import shutil
+import signal
 import subprocess
 import time
 
 import pytest
 
-COMMANDS = ["prepare", "import", "inspect", "plan", "export", "train", "launch", "logprobs", "merge", "sample", "verify", "bench", "device", "synth", "init", "completion", "man"]
+from conftest import REPOSITORY
+
+COMMANDS = ["prepare", "import", "inspect", "plan", "export", "train", "rerun", "launch", "logprobs", "merge", "sample", "verify", "bench", "device", "synth", "init", "completion", "man"]
 SHELLS = ["bash", "zsh", "fish"]
 
 
@@ -152,7 +155,7 @@ def flags_of_manual(page, command):
 @pytest.mark.parametrize("command", COMMANDS)
 def test_completion_and_manual_have_the_flags_of_help(espalier, scripts, page, files, command):
     expected = flags_of_help(espalier, command)
-    assert "--help" in expected and (len(expected) > 3 or command in ("completion", "man"))
+    assert "--help" in expected and (len(expected) > 3 or command in ("rerun", "completion", "man"))
     assert set(offered_by_bash(scripts, files, command, "--")) == expected
     zsh, fish = (scripts / "_espalier").read_text(), (scripts / "espalier.fish").read_text()
     of_zsh = re.search(rf"^    {command}\) _arguments(.*?);;$", zsh, re.MULTILINE | re.DOTALL)[1]
@@ -187,6 +190,23 @@ def test_the_scripts_have_no_syntax_errors(scripts, shell):
 def test_only_known_shells_are_completed(espalier):
     done = espalier("completion", "csh", check=False)
     assert done.returncode == 2 and done.stdout == "" and "csh" in done.stderr and "fish" in done.stderr
+
+
+@pytest.mark.parametrize("command", [["completion", "bash"], ["man"]])
+def test_output_that_cannot_be_written_fails_and_a_closed_pipe_is_silent(espalier, command):
+    path = str(REPOSITORY / "bin/espalier")
+    with open("/dev/full", "w") as full:
+        done = subprocess.run([path, *command], stdout=full, stderr=subprocess.PIPE, text=True)
+    assert done.returncode == 1 and done.stderr.startswith(f"espalier {command[0]}: cannot write the output: No space left")
+    reading, writing = os.pipe()
+    os.close(reading)
+    done = subprocess.run([path, *command], stdout=writing, stderr=subprocess.PIPE, text=True)
+    os.close(writing)
+    assert (done.returncode, done.stderr) == (-signal.SIGPIPE, "")
+    done = espalier(*command, check=False, variables={"ESPALIER_PYTHON": "/none/python3"})
+    assert (done.returncode, done.stdout) == (1, "") and done.stderr == (
+        f"espalier: error: {command[0]}: cannot start /none/python3: No such file or directory; "
+        "set ESPALIER_PYTHON to a Python that has the package numpy\n")  # fmt: skip
 
 
 CHECKERS = {

@@ -19,6 +19,17 @@ def positive(text):
     return value
 
 
+def print_whole(text):
+    """Writes to standard output; raises OSError if that fails."""
+    try:
+        sys.stdout.write(text)
+        sys.stdout.flush()
+    except OSError:
+        # Otherwise Python would try to flush the buffer again at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise
+
+
 class ArgumentParser(argparse.ArgumentParser):
     def error(self, message):
         unknown = re.fullmatch(r"unrecognized arguments: (--[\w-]+).*", message, re.DOTALL)
@@ -34,13 +45,7 @@ class ArgumentParser(argparse.ArgumentParser):
         if file is not sys.stdout:
             write(message)
             return
-        try:
-            file.write(message)
-            file.flush()
-        except OSError:
-            # Otherwise Python would try to flush the buffer again at exit.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), file.fileno())
-            raise
+        print_whole(message)
 
 
 def hub_advice(missing):

@@ -5,7 +5,7 @@ import functools
 import warnings
 from collections.abc import Callable
 from types import ModuleType
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
@@ -14,13 +14,13 @@ from transformers import AttentionInterface
 
 from .. import ops
 from ..errors import Unsupported
-from ..kernels import libraries
+from ..kernels import gated_delta, libraries, ssm_scan
 from . import told
 from .asked_attention import Attention
 from .run import TreeRun
 
 NAME = "espalier"  # by which configs ask for it
-LIBRARIES = ("cudnn", "fla")  # backends that need one; the rest is as of "auto"
+LIBRARIES = ("cudnn", "fla", "mamba_ssm")  # backends that need one; the rest is as of "auto"
 BACKENDS = ("auto", "espalier", "flex", "sdpa", *LIBRARIES)
 
 
@@ -88,7 +88,7 @@ def resolved(backend: str, device: torch.device) -> str:
     has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key("espalier::tree_attention", device.type.upper())
     is_ours = has_kernel and (device.type != "cuda" or _is_proven(_index(device)))
     if backend == "cudnn" and not is_ours:
-        raise _unsupported(backend, f"{device}, where the kernels that stand in for it are wrong")
+        _refuse(backend, f"{device}, where the kernels that stand in for it are wrong")
     return "espalier" if is_ours else "flex"
 
 
@@ -96,16 +96,18 @@ def resolved(backend: str, device: torch.device) -> str:
 def _check_library(backend: str, device: torch.device) -> None:
     """Raises Unsupported where the library of a backend is not there, does not serve the device, or is wrong on it."""
     index = _index(device)
-    if device.type == "cuda" and (libraries.has_attention(index) if backend == "cudnn" else libraries.has_recurrences(index)):
+    of_operator = {"fla": gated_delta.LIBRARY, "mamba_ssm": ssm_scan.LIBRARY}.get(backend)
+    if device.type == "cuda" and (libraries.has_operator(of_operator, index) if of_operator else libraries.has_attention(index)):
         return
-    raise _unsupported(backend, f"{device} without")
+    _refuse(backend, f"{device} without")
 
 
-def _unsupported(backend: str, received: str) -> Unsupported:
-    wanted = {"cudnn": "cudnn-frontend 1.32 on a GPU of compute capability 9.0, 10.0 or 10.3",
-              "fla": "flash-linear-attention 0.6 on a GPU"}[backend]  # fmt: skip
-    return Unsupported(f'backend="{backend}": expected {wanted}, which has passed its checks there, received {received}; '
-                       f"{libraries.EXTRA}, see `python -m espalier.kernels`, or leave backend out")  # fmt: skip
+def _refuse(backend: str, received: str) -> NoReturn:
+    wanted, command = {"cudnn": ("cudnn-frontend 1.32 on a GPU of compute capability 9.0, 10.0 or 10.3", libraries.EXTRA),
+                       "fla": ("flash-linear-attention 0.6 on a GPU", gated_delta.LIBRARY.command),
+                       "mamba_ssm": ("mamba-ssm 2.3 on a GPU", ssm_scan.LIBRARY.command)}[backend]  # fmt: skip
+    raise Unsupported(f'backend="{backend}": expected {wanted}, which has passed its checks there, received {received}; '
+                      f"{command}, see `python -m espalier.kernels`, or leave backend out")  # fmt: skip
 
 
 @functools.cache

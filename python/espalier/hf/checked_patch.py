@@ -33,8 +33,8 @@ def patch(model: Model, *, backend: str = "auto", check: bool = False, skip_logi
         model: A model of Transformers with or without a head, or one wrapped by PEFT or torch.compile.
         backend: What computes attention: "espalier" (torch.ops.espalier), "flex" (FlexAttention), "sdpa" (torch's attention
             with a mask [T, T]); "auto" is "espalier" on a CPU, and on a GPU where its kernels have proven themselves, else
-            "flex". "cudnn" and "fla" are "auto" where cudnn.flex_attention, or flash-linear-attention, is there and right,
-            and refused elsewhere; "auto" takes both where they are, and says once what is missing.
+            "flex". "cudnn", "fla" and "mamba_ssm" are "auto" where cudnn.flex_attention, flash-linear-attention, or mamba_ssm is
+            there and right, and refused elsewhere; "auto" takes them where they are, and says once what the extra would add.
         check: Verify the first batch that is trained on (`verify`), and raise VerificationError where it fails; for models
             whose head gives logits. For families that the tests cover it stands in for the proof of other versions.
         skip_logits: In training with labels leave `logits` out of the output, as Liger does, instead of computing them when

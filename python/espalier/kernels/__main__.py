@@ -7,14 +7,16 @@ The program `espalier device` has no libraries that Python has, and says what it
 import torch
 
 from ..hf import attention as of_models
-from . import attention, recurrences, verdicts
-from .libraries import has_attention, missing_on
+from . import attention, verdicts
+from .libraries import OPERATORS, has_attention, missing_on
+from .recurrences import Library
 
 
 def lines_of(index: int) -> list[str]:
     """What is taken on this CUDA device, and why, in lines for people."""
     lines = [f"cuda:{index}  {torch.cuda.get_device_name(index)}", f"  attention    {_of_attention(index)}"]
-    lines += [f"  gated delta  {dtype}: {_of_recurrences(dtype, index)}" for dtype in ("bfloat16", "float32")]
+    lines += [f"  {library.family(dtype):26} {_of_operator(library, dtype, index)}" for library in OPERATORS
+              for dtype in library.dtypes]  # fmt: skip
     return [*lines, *([f"  {missing}"] if (missing := missing_on(index)) else [])]
 
 
@@ -34,15 +36,17 @@ def _of_attention(index: int) -> str:
     return f"{first} ({'; '.join(why)})"
 
 
-def _of_recurrences(dtype: str, index: int) -> str:
-    name = recurrences.installed()
+def _of_operator(library: Library, dtype: torch.dtype, index: int) -> str:
+    name = library.installed()
     if not name:
-        return "composed (flash-linear-attention is not installed)"
-    verdict = verdicts.verdict_on(f"recurrences {dtype}", index)
-    if not verdict.is_right or not verdict.rates:
+        return f"composed ({library.command} adds {library.package})"
+    verdict = verdicts.verdict_on(library.family(dtype), index)
+    if not verdict.is_right:
         return f"composed ({_told(verdict)})"
+    if not verdict.rates:
+        return f"{name} (passed)"
     wave, wave_token, level, level_token = (f"{1e6 * rate:.3g} us" for rate in verdict.rates)
-    return (f"{name} where it is cheaper: {wave} a wave and {wave_token} a token, composed {level} a level of chunks and "
+    return (f"{name} where it is cheaper: {wave} a call and {wave_token} a token, composed {level} a level of chunks and "
             f"{level_token} a token")  # fmt: skip
 
 

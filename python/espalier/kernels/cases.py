@@ -4,7 +4,8 @@
 import contextlib
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from types import MappingProxyType
 from typing import NamedTuple
 
 import torch
@@ -22,6 +23,7 @@ class Case(NamedTuple):
     ours: Callable[[], Results]
     plain: Callable[[], Results]
     exact: Callable[[], Results]
+    terms: Mapping[str, int] = MappingProxyType({})  # of results that are long sums, which libraries add up in any order
 
 
 @contextlib.contextmanager

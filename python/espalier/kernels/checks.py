@@ -17,9 +17,10 @@ from .verdicts import TIMES, Finding
 
 def judged(cases: Iterator[Case], dtype: torch.dtype) -> Finding:
     """What is wrong with our results over all cases, those of one name pooled."""
-    checks, pooled = 0, dict[str, list[float]]()
+    checks, pooled, terms = 0, dict[str, list[float]](), dict[str, int]()
     for case in cases:
         ours, again, plain, exact = case.ours(), case.ours(), case.plain(), case.exact()
+        terms |= {name: max(count, terms.get(name, 0)) for name, count in case.terms.items()}
         for name, right in exact.items():
             checks += 1
             mine, right = ours[name], right.double().cpu()
@@ -32,7 +33,8 @@ def judged(cases: Iterator[Case], dtype: torch.dtype) -> Finding:
                 sums[place] += float(values.square().sum())
     for name, sums in pooled.items():
         of_ours, of_plain, size = (each**0.5 for each in sums)
-        ratio = error_ratio(of_ours, of_plain, torch.finfo(dtype).eps / 2, size)
+        of_sums = terms.get(name, 0) ** 0.5 * torch.finfo(torch.float32).eps / 2  # error_of_sum of qualify/operator_family.h
+        ratio = error_ratio(of_ours, of_plain, max(torch.finfo(dtype).eps / 2, of_sums), size)
         if not ratio <= MAX_RATIO:
             return Finding(checks, f"{name}: expected an error of at most {MAX_RATIO:g} times the plain form's, "
                                    f"received {ratio:.3g} times")  # fmt: skip
@@ -41,12 +43,14 @@ def judged(cases: Iterator[Case], dtype: torch.dtype) -> Finding:
 
 def check(family: str, device: str) -> Finding:
     """Checks a family in this process."""
-    kind, _, name = family.partition(" ")
-    if kind == "recurrences":
+    operator, _, name = family.partition(" ")
+    if operator in recurrence_cases.PROBLEMS:
         dtype: torch.dtype = getattr(torch, name)
         with named("ESPALIER_RECURRENCES", "library"):
-            finding = judged(recurrence_cases.cases(dtype, device), dtype)
-        return finding._replace(rates=recurrence_cases.measured(dtype, device)) if finding.is_right else finding
+            finding = judged(recurrence_cases.cases(operator, dtype, device), dtype)
+        if operator not in recurrence_cases.TIMED or not finding.is_right:
+            return finding
+        return finding._replace(rates=recurrence_cases.measured(operator, dtype, device))
     if family == TIMES:
         rates = attention_cases.measured(device)
         return Finding(0 if rates is None else len(rates), "", rates)

@@ -2,10 +2,11 @@
 """Which libraries of kernels are there on a GPU, and right, and which could be."""
 
 from .. import ops
-from . import attention, recurrences
+from . import attention, causal_conv, gated_delta, ssm_scan
+from .recurrences import EXTRA, Library
 from .verdicts import verdict_on
 
-EXTRA = "pip install 'espalier-train[cuda]'"
+OPERATORS = (gated_delta.LIBRARY, ssm_scan.LIBRARY, causal_conv.LIBRARY)  # those of operators other than attention
 
 
 def has_attention(index: int) -> bool:
@@ -13,18 +14,18 @@ def has_attention(index: int) -> bool:
     return bool(attention.installed()) and attention.is_served(index) and verdict_on("library", index).is_right
 
 
-def has_recurrences(index: int) -> bool:
-    """Whether flash-linear-attention is installed, and right on the CUDA device of this index in bfloat16."""
-    return bool(recurrences.installed()) and verdict_on("recurrences bfloat16", index).is_right
+def has_operator(library: Library, index: int) -> bool:
+    """Whether a library is installed, and right on the CUDA device of this index in bfloat16."""
+    return bool(library.installed()) and verdict_on(library.family(library.dtypes[0]), index).is_right
 
 
 def missing_on(index: int) -> str:
-    """What installing libraries would add on this CUDA device; "" where nothing."""
+    """What installing the extra would add on this CUDA device; "" where nothing."""
     lacking = []
     if attention.is_served(index) and not attention.installed():
         lacking.append("cudnn.flex_attention for attention")
-    if not recurrences.installed():
-        lacking.append("flash-linear-attention for gated delta rules")
+    lacking += [f"{library.package} for {library.title}" for library in OPERATORS
+                if library.command == EXTRA and not library.installed()]  # fmt: skip
     return f"{EXTRA} adds {' and '.join(lacking)}" if lacking else ""
 
 

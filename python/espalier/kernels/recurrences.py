@@ -1,32 +1,69 @@
 # SPDX-License-Identifier: Apache-2.0
-"""gated_delta_rule by chunk_gated_delta_rule of flash-linear-attention.
+"""Recurrences by libraries that know sequences with initial and final states: gated_delta.py, ssm_scan.py.
 
-A forest is handed to it as waves of sequences (waves.py). Importing espalier.ops registers it for CUDA devices where it is
-installed. What it does not serve, or what costs more in waves than in chunks (`Rates`), the composed form computes, as it does
-everything without this.
+A forest is handed to them as waves of sequences (waves.py). Importing espalier.ops registers for CUDA devices those that are
+installed. What a library does not serve, or what costs more in waves than in chunks (`Rates`), the composed form computes, as
+it does everything without libraries.
 """
 
 import contextlib
 import functools
 import os
-from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 
 from . import verdicts
-from .waves import Wave, Waves, waves_of
+from .waves import Waves, waves_of
 
 VARIABLE = "ESPALIER_RECURRENCES"  # "library" or "composed": that form, whatever is proven and measured
-_DTYPES = (torch.bfloat16, torch.float32)
-_MOST_KEY_DIM = 256  # of the library's kernels
+
+
+class Library(NamedTuple):
+    """What computes an operator on GPUs.
+
+    operator    its name
+    title       of what it computes, for people
+    package     the distribution
+    versions    "MAJOR.MINOR" whose interface is the one used here
+    dtypes      that it computes
+    command     installs it"""
+
+    operator: str
+    title: str
+    package: str
+    versions: tuple[str, ...]
+    dtypes: tuple[torch.dtype, ...]
+    command: str
+
+    def installed(self) -> str:
+        """"PACKAGE VERSION" where it is installed in such a version, else ""."""
+        version = verdicts.version_of(self.package)
+        return f"{self.package} {version}" if ".".join(version.split(".")[:2]) in self.versions else ""
+
+    def family(self, dtype: torch.dtype) -> str:
+        """Of its verdicts in a dtype."""
+        return f"{self.operator} {str(dtype).removeprefix('torch.')}"
+
+
+EXTRA = "pip install 'espalier-train[cuda]'"
+
+
+class Counts(NamedTuple):
+    """What both forms go through: calls of the library with tokens in all, and levels of chunks with tokens in all."""
+
+    calls: int
+    call_tokens: int
+    levels: int
+    level_tokens: int
 
 
 class Rates(NamedTuple):
-    """Seconds of a forward and a backward pass of a layer with 32 heads of 128 x 128.
+    """Seconds of a forward and a backward pass of a layer with states of 32 * 128 * 128 numbers.
 
-    wave, wave_token    the library's: of a wave by itself, and of a token
+    wave, wave_token    the library's: of a call by itself, and of a token
     level, level_token  the composed form's: of a level of chunks by itself, and of a token
 
     They are measured when the library is checked on a GPU (checks.py), and kept with its verdict."""
@@ -36,52 +73,43 @@ class Rates(NamedTuple):
     level: float
     level_token: float
 
-    def prefers_waves(self, waves: Waves, num_tokens: int, state_size: int) -> bool:
+    def prefers_waves(self, counts: Counts, state_size: int) -> bool:
         """For states of `state_size` numbers, all heads together."""
-        size = num_tokens * state_size / (32 * 128 * 128)
-        in_waves = len(waves.waves) * self.wave + size * self.wave_token
-        return in_waves <= waves.num_levels * self.level + size * self.level_token
+        part = state_size / (32 * 128 * 128)
+        in_waves = counts.calls * self.wave + part * counts.call_tokens * self.wave_token
+        return in_waves <= counts.levels * self.level + part * counts.level_tokens * self.level_token
 
 
-@functools.cache
-def _fla() -> Any:
-    import fla.ops.gated_delta_rule as library
+class Recurrence:
+    """The arguments of an operator, and how a library computes it; a dataclass of these arguments in their order."""
 
-    return library
-
-
-class _Given(NamedTuple):
-    """The arguments of the operator."""
-
-    q: Tensor
-    k: Tensor
-    v: Tensor
-    g: Tensor
-    beta: Tensor
+    library: ClassVar[Library]
     prev: Tensor
     states: Tensor | None
     ends: Tensor
-    chunk_size: int = 64
 
-    @property
-    def rows(self) -> tuple[Tensor, ...]:
-        return self.q, self.k, self.v, self.g, self.beta
+    def inputs(self) -> list[Tensor | None]:
+        """What the operator is differentiable in, in the order in which its backward gives gradients; the first is of the
+        dtype and on the device of all."""
+        raise NotImplementedError
 
-    @property
     def state_shape(self) -> tuple[int, int, int]:
-        return self.v.shape[1], self.q.shape[2], self.v.shape[2]
+        raise NotImplementedError
 
     def fits(self) -> bool:
-        """Whether the operator takes these arguments; the composed form says what is wrong with others."""
-        q, k, v, g, beta, prev, states, ends, _ = self
-        if q.dim() != 3 or k.shape != q.shape or v.dim() != 3 or 0 in (q.numel(), v.numel()) or v.shape[1] % q.shape[1]:
-            return False
-        sums = torch.promote_types(q.dtype, torch.float32)
-        same = all(each.shape == v.shape[:2] and each.dtype == sums for each in (g, beta)) and len(v) == len(q)
-        same &= k.dtype == v.dtype == q.dtype and {each.device for each in self.rows} == {q.device}
-        if states is not None:
-            same &= states.shape[1:] == self.state_shape and states.dtype == sums and states.device == q.device
-        return same and are_paths(prev, ends, len(q), 0 if states is None else len(states))
+        """Whether the operator takes the arguments other than prev and ends; the composed form says what is wrong with others."""
+        raise NotImplementedError
+
+    def is_served(self, waves: Waves) -> bool:
+        """Whether the library has kernels for such sizes."""
+        raise NotImplementedError
+
+    def counts(self, waves: Waves) -> Counts:
+        raise NotImplementedError
+
+    def scan(self, waves: Waves, inputs: Sequence[Tensor | None]) -> tuple[Tensor, Tensor]:
+        """Both results of the operator for `inputs` in place of its own."""
+        raise NotImplementedError
 
 
 def are_paths(prev: Tensor, ends: Tensor, num_tokens: int, num_states: int) -> bool:
@@ -94,48 +122,57 @@ def are_paths(prev: Tensor, ends: Tensor, num_tokens: int, num_states: int) -> b
     return inside and bool(((ends >= 0) & (ends < num_tokens)).all())
 
 
-def _served(given: _Given, device: str) -> Waves | None:
+def _served(given: Recurrence, device: str) -> Waves | None:
     """The waves, where the library computes this; None where it does not."""
-    if not given.fits() or given.q.shape[2] > _MOST_KEY_DIM or torch.are_deterministic_algorithms_enabled():
+    if torch.are_deterministic_algorithms_enabled() or not given.fits():
         return None  # its kernels are tuned anew in each process, and bits change with that
-    if device != "CPU" and given.q.dtype not in _DTYPES:
+    first = given.inputs()[0]
+    assert first is not None
+    if not are_paths(given.prev, given.ends, len(first), 0 if given.states is None else len(given.states)):
         return None
-    rates = _rates(given.q)
+    if device != "CPU" and first.dtype not in given.library.dtypes:
+        return None
+    rates = _rates(given.library, first)
     if rates is None:
         return None
-    waves = waves_of(given.prev, given.ends, given.q.device)
-    heads, key_dim, value_dim = given.state_shape
-    return waves if rates.prefers_waves(waves, len(given.q), heads * key_dim * value_dim) else None
+    waves = waves_of(given.prev, given.ends, first.device)
+    heads, rows, columns = given.state_shape()
+    is_taken = given.is_served(waves) and rates.prefers_waves(given.counts(waves), heads * rows * columns)
+    return waves if is_taken else None
 
 
-def _rates(query: Tensor) -> Rates | None:
-    """Of the library on this device and in this dtype; None where it is not to be used. The first question about a GPU checks
-    and measures it, which takes a minute or so."""
-    if named := os.environ.get(VARIABLE):
-        if named not in ("library", "composed"):
-            raise ValueError(f"ESPALIER_RECURRENCES: expected library or composed, received {named}")
+def named_form() -> str:
+    """The form that the environment names, "" where it leaves the choice."""
+    named = os.environ.get(VARIABLE, "")
+    if named not in ("", "library", "composed"):
+        raise ValueError(f"ESPALIER_RECURRENCES: expected library or composed, received {named}")
+    return named
+
+
+def finding_of(library: Library, like: Tensor) -> verdicts.Finding:
+    """What is known about a library in the dtype of a tensor, on its CUDA device. The first question about a GPU checks and
+    measures it, which takes a minute or so, and of Mamba-2 several."""
+    return verdicts.verdict_on(library.family(like.dtype), like.device.index)
+
+
+def _rates(library: Library, like: Tensor) -> Rates | None:
+    """Of the library on the device of a tensor and in its dtype; None where it is not to be used."""
+    if named := named_form():
         return Rates(0, 0, 0, 0) if named == "library" else None
-    if query.device.type != "cuda":
+    if like.device.type != "cuda":
         return None
-    found = verdicts.verdict_on(f"recurrences {str(query.dtype).removeprefix('torch.')}", query.device.index)
+    found = finding_of(library, like)
     return Rates(*found.rates) if found.is_right and found.rates else None
 
 
-def _step(wave: Wave, rows: Sequence[Tensor], initial: Tensor | None) -> tuple[Tensor, Tensor | None]:
-    q, k, v, g, beta = (each.unsqueeze(0) for each in rows)
-    out, final = _fla().chunk_gated_delta_rule(
-        q, k, v, g, beta, initial_state=initial, output_final_state=wave.is_continued, use_qk_l2norm_in_kernel=True,
-        cu_seqlens=wave.cu_seqlens, cu_seqlens_cpu=wave.cu_seqlens_cpu)  # fmt: skip
-    return out.squeeze(0), final
-
-
-def _composed(name: str, *arguments: Any) -> Any:
+def composed(name: str, *arguments: Any) -> Any:
+    """What the operator of this name computes without a library."""
     operator = getattr(torch.ops.espalier, name).default
     return operator._op_dk(torch._C.DispatchKey.CompositeExplicitAutograd, *arguments)
 
 
 @contextlib.contextmanager
-def _recording() -> Iterator[None]:
+def recording() -> Iterator[None]:
     """Autograd records inside, as it does not below an operator."""
     excluded = torch._C._dispatch_tls_local_exclude_set()
     for key in ("AutogradFunctionality", "AutogradOther", "AutogradNestedTensor", "ADInplaceOrView"):
@@ -145,48 +182,53 @@ def _recording() -> Iterator[None]:
         yield
 
 
-def _forward(device: str, *arguments: Any) -> tuple[Tensor, Tensor]:
-    """espalier::gated_delta_rule."""
-    given = _Given(*arguments)
+def _forward(kind: Callable[..., Recurrence], device: str, *arguments: Any) -> tuple[Tensor, Tensor]:
+    """An operator."""
+    given = kind(*arguments)
     waves = _served(given, device)
     if waves is None:
-        out, states = _composed("gated_delta_rule", *arguments)
+        out, states = composed(given.library.operator, *arguments)
         return out, states
     with torch.no_grad():
-        out, states = waves.scan(given.rows, given.states, given.state_shape, _step)
-        return out.contiguous(), states
+        out, states = given.scan(waves, given.inputs())
+        return out.contiguous(), states.contiguous()
 
 
-def _backward(device: str, grad_out: Tensor | None, grad_end_states: Tensor | None,
+def _backward(kind: Callable[..., Recurrence], device: str, grad_out: Tensor | None, grad_end_states: Tensor | None,
               *arguments: Any) -> tuple[Tensor | None, ...]:  # fmt: skip
-    """espalier::gated_delta_rule_backward. The library computes forward again, which it keeps for autograd."""
-    given = _Given(*arguments)
+    """The backward of an operator. The library computes forward again, which it keeps for autograd."""
+    given = kind(*arguments)
     waves = _served(given, device)
     if waves is None:
-        gradients: tuple[Tensor | None, ...] = _composed("gated_delta_rule_backward", grad_out, grad_end_states, *arguments)
+        name = f"{given.library.operator}_backward"
+        gradients: tuple[Tensor | None, ...] = composed(name, grad_out, grad_end_states, *arguments)
         return gradients
-    with _recording():
-        rows = [each.detach().requires_grad_() for each in given.rows]
-        states = None if given.states is None else given.states.detach().requires_grad_()
-        results = waves.scan(rows, states, given.state_shape, _step)
+    with recording():
+        inputs = [None if each is None else each.detach().requires_grad_() for each in given.inputs()]
+        results = given.scan(waves, inputs)
         wanted = [(result, grad) for result, grad in zip(results, (grad_out, grad_end_states))
                   if grad is not None and result.requires_grad]  # fmt: skip
-        leaves = rows if states is None else [*rows, states]
+        leaves = [each for each in inputs if each is not None]
         found = torch.autograd.grad([result for result, _ in wanted], leaves, [grad for _, grad in wanted], allow_unused=True)
-    zeros = [torch.zeros_like(leaf) if grad is None else grad.contiguous() for leaf, grad in zip(leaves, found)]
-    return (*zeros, None) if states is None else tuple(zeros)
+    gradients_found = iter(zip(leaves, found))
+    return tuple(None if each is None else _gradient(*next(gradients_found)) for each in inputs)
 
 
-def installed() -> str:
-    """"fla VERSION" where a version with the interface used here is installed, else ""."""
-    version = verdicts.version_of("flash-linear-attention")
-    return f"fla {version}" if version.split(".")[:2] == ["0", "6"] else ""
+def _gradient(leaf: Tensor, grad: Tensor | None) -> Tensor:
+    if grad is None:
+        return torch.zeros_like(leaf)
+    grad = grad.contiguous()
+    return grad.clone() if grad.untyped_storage().nbytes() > grad.nbytes else grad  # operators' results share no storage
 
 
-def register(device: str = "CUDA") -> torch.library.Library:
-    """Lets the operator gated_delta_rule find the functions above, on CUDA devices, or in tests on the "CPU", for as long as
-    the result lives."""
+def register(kind: type[Recurrence], device: str = "CUDA") -> torch.library.Library:
+    """Lets an operator find the functions above, on CUDA devices, or in tests on the "CPU", for as long as the result lives."""
+    return implemented(kind.library.operator, functools.partial(_forward, kind, device),
+                       functools.partial(_backward, kind, device), device)  # fmt: skip
+
+
+def implemented(operator: str, forward: Callable[..., Any], backward: Callable[..., Any], device: str) -> torch.library.Library:
     library = torch.library.Library("espalier", "IMPL")
-    library.impl("gated_delta_rule", functools.partial(_forward, device), device)
-    library.impl("gated_delta_rule_backward", functools.partial(_backward, device), device)
+    library.impl(operator, forward, device)
+    library.impl(f"{operator}_backward", backward, device)
     return library

@@ -3,8 +3,8 @@
 under the GPU, the driver, the versions of PyTorch and of the libraries, and a digest of the sources.
 
 Families: "library" and "ampere" (attention, as ESPALIER_ATTENTION names them), which the compiled trainer checks itself where
-it is there; "attention times", which compares only how long both take; "recurrences bfloat16" and "recurrences float32"
-(recurrences.py), with what they take of time.
+it is there; "attention times", which compares only how long both take; operators that another library computes in a dtype, as
+"gated_delta_rule bfloat16" (libraries.py), with what recurrences take of time.
 """
 
 import functools
@@ -24,8 +24,10 @@ import torch
 from .. import kept
 
 LIMIT_SECONDS = 240.0  # Triton and CUTLASS compile meanwhile
+LONGER_SECONDS = {"ssm_scan": 1200.0}  # by operator: a dozen kernels, each tuned among up to eleven configurations
 TIMES = "attention times"
-LIBRARIES = ("nvidia-cudnn-frontend", "nvidia-cutlass-dsl", "flash-linear-attention", "fla-core", "flash-qla", "triton")
+LIBRARIES = ("nvidia-cudnn-frontend", "nvidia-cutlass-dsl", "flash-linear-attention", "fla-core", "flash-qla", "mamba-ssm",
+             "causal-conv1d", "triton")  # fmt: skip
 
 
 class Finding(NamedTuple):
@@ -69,12 +71,13 @@ def _checked(family: str, device: str) -> tuple[Finding, bool]:
         return Finding(1, "sys.executable names no Python that could check them"), False
     code = ("import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
             "from espalier.kernels.checks import run_child; run_child(*sys.argv[2:])")  # fmt: skip
+    limit = LONGER_SECONDS.get(family.partition(" ")[0], LIMIT_SECONDS)
     with tempfile.NamedTemporaryFile(suffix=".json") as file:
         command = [sys.executable, "-c", code, json.dumps([os.fspath(each) for each in sys.path]), family, device, file.name]
         try:
-            done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_SECONDS, check=False)
+            done = subprocess.run(command, capture_output=True, text=True, timeout=limit, check=False)
         except subprocess.TimeoutExpired:
-            return Finding(1, f"their check did not end within {LIMIT_SECONDS:g} s"), True
+            return Finding(1, f"their check did not end within {limit:g} s"), True
         if done.returncode:
             said = (done.stderr.strip().splitlines() or ["nothing"])[-1]
             return Finding(1, f"their check ended with status {done.returncode}: {said}"), done.returncode < 0
@@ -123,10 +126,8 @@ def _driver() -> str:
 @functools.cache
 def _sources() -> str:
     """Of what computes and judges: this folder, the operators, their library, and the rule."""
-    from .. import ops
-
     here = Path(__file__).parent
-    libraries = [file for file in map(Path, torch.ops.loaded_libraries) if ops._section(file, b".espalier")]
+    libraries = map(Path, torch.ops.loaded_libraries)
     files = [*sorted(here.glob("*.py")), here.parent / "ops.py", here.parent / "error_ratio.py", *sorted(libraries)]
     return hashlib.sha256(b"\0".join(file.read_bytes() for file in files)).hexdigest()
 

@@ -55,7 +55,7 @@ def launch_parser():
                         help="verify the first batch that is trained on against the unpatched model, and stop if it fails")
     parser.add_argument("--skip-logits", action="store_true",
                         help="in training with labels leave `logits` out of outputs, as Liger does")
-    parser.add_argument("--backend", choices=("auto", "espalier", "flex", "sdpa", "cudnn", "fla"), default="auto",
+    parser.add_argument("--backend", choices=("auto", "espalier", "flex", "sdpa", "cudnn", "fla", "mamba_ssm"), default="auto",
                         help="what computes attention (default: %(default)s)")
     parser.add_argument("--no-keep-groups", dest="keep_groups", action="store_false",
                         help="let trainers that sample shuffle rows as they do, instead of groups; the generations of a prompt "

@@ -15,7 +15,7 @@ import gzip
 import io
 import json
 import os
-import tempfile
+import secrets
 import time
 from array import array
 from pathlib import Path
@@ -42,17 +42,16 @@ def atomic_path(path):
     """Yields a path beside `path`; on success its file is synced and renamed, otherwise removed."""
     path = Path(path)
     remove_stale_scratch(path)
-    handle, scratch = tempfile.mkstemp(prefix=f".{path.name}.", suffix=SCRATCH_SUFFIX, dir=path.parent)
+    # The name is known before the file exists, so a signal at any moment finds what to remove.
+    scratch = path.with_name(f".{path.name}.{secrets.token_hex(8)}{SCRATCH_SUFFIX}")
     try:
-        with contextlib.suppress(OSError):  # not every file system has locks
-            fcntl.flock(handle, fcntl.LOCK_EX)
-        yield scratch
-        with open(scratch, "rb") as file:
-            os.fsync(file.fileno())
-        mask = os.umask(0)
-        os.umask(mask)
-        os.chmod(scratch, 0o666 & ~mask)
-        os.rename(scratch, path)
+        with open(scratch, "xb") as lock:
+            with contextlib.suppress(OSError):  # not every file system has locks
+                fcntl.flock(lock, fcntl.LOCK_EX)
+            yield scratch
+            with open(scratch, "rb") as file:
+                os.fsync(file.fileno())
+            os.rename(scratch, path)
         folder = os.open(path.parent, os.O_RDONLY)
         try:
             os.fsync(folder)
@@ -62,8 +61,6 @@ def atomic_path(path):
         with contextlib.suppress(FileNotFoundError):
             os.unlink(scratch)
         raise
-    finally:
-        os.close(handle)
 
 
 @contextlib.contextmanager

@@ -10,8 +10,8 @@
 namespace espalier::cli {
 
 /// Runs `espalier train` with these arguments as a rank of a group, and gives the exit status. Rank 0 alone
-/// writes the run's folder, and tells how it goes. Throws what the command throws, UsageError included, on
-/// any rank; the caller lets the others know (distributed/process_group.h).
-int train_on_rank(const std::vector<std::string>& arguments, const Group& group);
+/// writes the run's folder, and tells how it goes. `version`: the text of --version. Throws what the command
+/// throws, UsageError included, on any rank; the caller lets the others know (distributed/process_group.h).
+int train_on_rank(const std::vector<std::string>& arguments, const Group& group, const std::string& version);
 
 }  // namespace espalier::cli

@@ -2,8 +2,6 @@
 #include "espalier/config/config.h"
 
 #include <algorithm>
-#include <array>
-#include <span>
 #include <string_view>
 #include <system_error>
 #include <vector>
@@ -22,31 +20,36 @@ using Json = nlohmann::json;
 
 // Keys written by Transformers 4 and 5, exporters and trainers that do not affect a forward or backward pass:
 // bookkeeping, token ids, generation defaults, classification labels, caches.
-constexpr auto kHarmlessKeys = std::to_array<std::string_view>(
-    {"do_sample",   "architectures",   "attn_implementation",  "begin_suppress_tokens",
-     "id2label",    "bad_words_ids",   "diversity_penalty",    "chunk_size_feed_forward",
-     "is_decoder",  "early_stopping",  "max_sequence_length",  "encoder_no_repeat_ngram_size",
-     "label2id",    "finetuning_task", "max_window_layers",    "exponential_decay_length_penalty",
-     "max_length",  "is_llama_config", "model_max_length",     "keys_to_ignore_at_inference",
-     "min_length",  "length_penalty",  "no_repeat_ngram_size", "remove_invalid_values",
-     "num_beams",   "name_or_path",    "num_beam_groups",      "return_dict_in_generate",
-     "num_labels",  "output_scores",   "num_return_sequences", "task_specific_params",
-     "prefix",      "problem_type",    "output_attentions",    "tie_last_hidden_states",
-     "return_dict", "temperature",     "output_hidden_states", "tokenizer_model_max_length",
-     "top_k",       "tf_legacy_loss",  "repetition_penalty",   "tokenizer_padding_side",
-     "top_p",       "torchscript",     "suppress_tokens",      "transformers.js_config",
-     "typical_p",   "unsloth_fixed",   "tokenizer_class",      "transformers_version",
-     "use_cache",   "use_bfloat16",    "unsloth_version"});
+constexpr std::string_view kHarmlessKeys =
+    "do_sample architectures attn_implementation begin_suppress_tokens id2label bad_words_ids "
+    "diversity_penalty chunk_size_feed_forward is_decoder early_stopping max_sequence_length "
+    "encoder_no_repeat_ngram_size label2id finetuning_task max_window_layers "
+    "exponential_decay_length_penalty max_length is_llama_config model_max_length "
+    "keys_to_ignore_at_inference min_length length_penalty no_repeat_ngram_size remove_invalid_values "
+    "num_beams name_or_path num_beam_groups return_dict_in_generate num_labels output_scores "
+    "num_return_sequences task_specific_params prefix problem_type output_attentions tie_last_hidden_states "
+    "return_dict temperature output_hidden_states tokenizer_model_max_length top_k tf_legacy_loss "
+    "repetition_penalty tokenizer_padding_side top_p torchscript suppress_tokens transformers.js_config "
+    "typical_p unsloth_fixed tokenizer_class transformers_version use_cache use_bfloat16 unsloth_version";
 
-constexpr auto kCommonKeys = std::to_array<std::string_view>(
-    {"model_type", "vocab_size", "hidden_size", "num_hidden_layers", "initializer_range",
-     "tie_word_embeddings", "dtype", "torch_dtype", "auto_map"});
+constexpr std::string_view kCommonKeys =
+    "model_type vocab_size hidden_size num_hidden_layers initializer_range tie_word_embeddings dtype "
+    "torch_dtype auto_map";
 
 // Keys of layers with attention and an MLP.
-constexpr auto kAttentionKeys = std::to_array<std::string_view>(
-    {"intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim", "max_position_embeddings",
-     "rms_norm_eps", "rope_theta", "rope_scaling", "rope_parameters", "partial_rotary_factor",
-     "attention_bias", "mlp_bias", "layer_types", "sliding_window", "use_sliding_window"});
+constexpr std::string_view kAttentionKeys =
+    "intermediate_size num_attention_heads num_key_value_heads head_dim max_position_embeddings rms_norm_eps "
+    "rope_theta rope_scaling rope_parameters partial_rotary_factor attention_bias mlp_bias layer_types "
+    "sliding_window use_sliding_window";
+
+std::vector<std::string_view> words_of(std::string_view text) {
+  std::vector<std::string_view> words;
+  for (size_t end = 0; !text.empty(); text.remove_prefix(std::min(end + 1, text.size()))) {
+    end = std::min(text.find(' '), text.size());
+    words.push_back(text.substr(0, end));
+  }
+  return words;
+}
 
 // Keys that change the mathematics, with the values at which they have no effect. null counts as absent.
 struct FixedKey {
@@ -112,7 +115,8 @@ void read_head_sizes(const ConfigReader& config, const ModelFamily& family, int6
   }
 }
 
-void refuse_unsupported_values(const ConfigReader& config, std::span<const std::string_view> others = {}) {
+void refuse_unsupported_values(const ConfigReader& config, std::string_view other_keys = {}) {
+  const std::vector<std::string_view> others = words_of(other_keys);
   const auto is_other = [&](std::string_view key) { return std::ranges::find(others, key) != others.end(); };
   for (const FixedKey& fixed : fixed_keys()) {
     if (is_other(fixed.key)) continue;
@@ -132,14 +136,10 @@ void refuse_unsupported_values(const ConfigReader& config, std::span<const std::
 
 void refuse_unknown_keys(const ConfigReader& config, const ModelFamily& family) {
   std::vector<std::string_view> known;
-  const auto add = [&](std::span<const std::string_view> keys) {
-    for (const std::string_view key : keys) known.push_back(key);
-  };
-  add(kCommonKeys);
-  if (family.attention) add(kAttentionKeys);
-  add(kHarmlessKeys);
+  for (const auto keys : {kCommonKeys, kHarmlessKeys, family.attention ? kAttentionKeys : "", family.keys}) {
+    for (const std::string_view key : words_of(keys)) known.push_back(key);
+  }
   for (const FixedKey& fixed : fixed_keys()) known.push_back(fixed.key);
-  add(family.keys);
   config.refuse_other_keys(known, family_names("and", ""));
 }
 
@@ -210,9 +210,11 @@ DecoderConfig parse_composite(const ConfigReader& config, const ModelFamily& fam
   const std::string dtype = config.text(config.find("dtype") != nullptr ? "dtype" : "torch_dtype");
   if (!dtype.empty()) result.dtype = dtype;
   refuse_unsupported_values(config);
-  std::vector<std::string_view> known = {"model_type", "text_config", "vision_config", "tie_word_embeddings",
-                                         "dtype",      "torch_dtype", "auto_map"};
-  known.insert(known.end(), kHarmlessKeys.begin(), kHarmlessKeys.end());
+  std::vector<std::string_view> known = words_of(kHarmlessKeys);
+  for (const char* key : {"model_type", "text_config", "vision_config", "tie_word_embeddings", "dtype",
+                          "torch_dtype", "auto_map"}) {
+    known.emplace_back(key);
+  }
   config.refuse_other_keys(known, family_names("and", ""));
   return result;
 }

@@ -12,9 +12,8 @@
 
 #include <nlohmann/json.hpp>
 
-#include "espalier/config/gated_delta_spec.h"
 #include "espalier/config/moe_spec.h"
-#include "espalier/config/ssm_spec.h"
+#include "espalier/config/recurrence_specs.h"
 
 namespace espalier {
 
@@ -161,5 +160,16 @@ std::vector<ParameterShape> parameter_shapes(const ModelSpec& spec);
 /// Names and shapes of the tensors of a checkpoint that training does not change, in the order of the layers:
 /// correction biases of routers. In the dtype of sums, whatever the model's.
 std::vector<ParameterShape> buffer_shapes(const ModelSpec& spec);
+
+/// The routers of a model: each sends a token to `top_k` of `experts`.
+struct RouterShape {
+  std::vector<int64_t> layers;  // layers with a router, ascending; empty: a model without experts
+  int64_t experts = 0;
+  int64_t top_k = 0;
+
+  int64_t count() const { return static_cast<int64_t>(layers.size()); }
+};
+
+RouterShape router_shape(const ModelSpec& spec);
 
 }  // namespace espalier

@@ -137,8 +137,7 @@ std::vector<LinearMap> adaptable_maps(const ModelSpec& spec) {
 }
 
 std::string module_name(const ModelSpec& spec, const std::string& name) {
-  return spec.module_prefix.empty() ? name
-                                    : spec.module_prefix + name.substr(spec.parameter_prefix.size());
+  return spec.module_prefix.empty() ? name : spec.module_prefix + name.substr(spec.parameter_prefix.size());
 }
 
 std::vector<LinearMap> adapted_maps(const ModelSpec& spec, const std::vector<std::string>& targets) {

@@ -9,7 +9,7 @@
 #include <span>
 #include <vector>
 
-#include "espalier/config/router_shape.h"
+#include "espalier/config/layer_spec.h"
 #include "espalier/data/trajectories.h"
 #include "espalier/engine/recorded_routes.h"
 #include "espalier/engine/step.h"

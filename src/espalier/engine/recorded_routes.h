@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "espalier/config/router_shape.h"
+#include "espalier/config/layer_spec.h"
 #include "espalier/data/trajectories.h"
 
 namespace espalier {

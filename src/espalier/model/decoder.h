@@ -11,12 +11,8 @@
 #include "espalier/config/config.h"
 #include "espalier/config/layer_spec.h"
 #include "espalier/model/adapter.h"
-#include "espalier/model/layers/attention.h"
-#include "espalier/model/layers/dense_mlp.h"
-#include "espalier/model/layers/gated_delta.h"
-#include "espalier/model/layers/latent_attention.h"
-#include "espalier/model/layers/mamba2.h"
-#include "espalier/model/layers/moe_mlp.h"
+#include "espalier/model/layers/mixers.h"
+#include "espalier/model/layers/mlps.h"
 #include "espalier/model/model.h"
 
 namespace espalier {

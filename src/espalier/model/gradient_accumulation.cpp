@@ -329,6 +329,7 @@ class HeadDistribution : public Function<HeadDistribution> {
                                const at::Tensor& edge_row, const at::Tensor& edge_target, double softcap) {
     const at::ScalarType dtype = sum_dtype(weight);
     ctx->saved_data["softcap"] = softcap;
+    ctx->set_materialize_grads(false);  // without entropies, no gradients of theirs are computed
     const auto [logprobs, entropy, lse, mean] =
         detail::call<"edge_distribution", detail::DistributionResults>(detail::DistributionArguments{
             {hidden.to(dtype), weight.to(dtype), edge_row, edge_target}, {.softcap = softcap}});

@@ -5,11 +5,13 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <optional>
+#include <unordered_map>
 #include <vector>
 
-#include "espalier/model/kept_weights.h"
 #include "espalier/ops/edge_logprobs/edge_distribution.h"
 #include "espalier/ops/gemm/prepared_weight.h"
+#include "espalier/ops/scoped_value.h"
 
 namespace espalier::accumulating {
 
@@ -54,6 +56,29 @@ at::Tensor stacked_linear(const at::Tensor& x, const StackedProjections& project
 /// choices hang on small differences. For few rows of weight [out, in]: a bfloat16 model's operands are
 /// upcast each time.
 at::Tensor unrounded_linear(const at::Tensor& x, const Projection& projection);
+
+/// What is made of weights once, for passes that follow each other.
+template <class Made, detail::Scope kNumber>
+class KeptWeights {
+ public:
+  static constexpr detail::Scope kScope = kNumber;
+
+  /// What make() made of the weight, which is made anew where the weight has changed.
+  template <class Make>
+  const Made& get(const at::Tensor& weight, const Make& make) {
+    Kept& kept = kept_[weight.const_data_ptr()];
+    if (!kept.made || kept.version != weight._version()) kept = {weight, weight._version(), make()};
+    return *kept.made;
+  }
+
+ private:
+  struct Kept {
+    at::Tensor weight;  // held, so that nothing else comes to lie at its place
+    int64_t version = 0;
+    std::optional<Made> made;
+  };
+  std::unordered_map<const void*, Kept> kept_;
+};
 
 /// While it lives, weights that linears have to upcast for their products (product_dtype in
 /// ops/gemm/matrix_product.h) are upcast once and stay so, for passes that follow each other with the same

@@ -9,7 +9,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "espalier/config/router_shape.h"
+#include "espalier/config/layer_spec.h"
 
 namespace espalier {
 

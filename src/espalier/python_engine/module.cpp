@@ -161,9 +161,14 @@ NB_MODULE(_engine, module) {
       "prove_kernels", &prove_kernels, nanobind::arg("index"), nanobind::call_guard<Interruptible>(),
       "Does so for the CUDA device of this index, once. Returns whether attention in bfloat16 is more than "
       "the masked form there.");
-  module.def("train_on_rank", &train_on_rank, nanobind::arg("arguments"), nanobind::arg("process_group"),
-             nanobind::call_guard<nanobind::gil_scoped_release>(),
-             "Runs `espalier train` as a rank of a process group, by its name. Returns the exit status.");
+  module.def(
+      "train_on_rank",
+      [](const std::vector<std::string>& arguments, const std::string& process_group) {
+        return train_on_rank(arguments, process_group, "espalier " ESPALIER_VERSION);
+      },
+      nanobind::arg("arguments"), nanobind::arg("process_group"),
+      nanobind::call_guard<nanobind::gil_scoped_release>(),
+      "Runs `espalier train` as a rank of a process group, by its name. Returns the exit status.");
   module.def("fail_ranks", &fail_ranks, nanobind::arg("message"),
              "Ends what waits for other ranks, or will, with an error of this message.");
   module.def("waits_for_ranks", &waits_for_ranks, "Whether this process waits for other ranks.");

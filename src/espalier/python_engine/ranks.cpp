@@ -11,10 +11,11 @@
 
 namespace espalier::python_engine {
 
-int train_on_rank(const std::vector<std::string>& arguments, const std::string& process_group) {
+int train_on_rank(const std::vector<std::string>& arguments, const std::string& process_group,
+                  const std::string& version) {
   const std::unique_ptr<Group> group = espalier::process_group(process_group);
   try {
-    const int status = cli::train_on_rank(arguments, *group);
+    const int status = cli::train_on_rank(arguments, *group, version);
     group->check_equal("the exit status", std::to_string(status));  // also waits for those that still save
     return status;
   } catch (const cli::UsageError& error) {

@@ -8,8 +8,10 @@
 namespace espalier::python_engine {
 
 /// Runs `espalier train` with these arguments as a rank of a process group of torch.distributed, by its name.
-/// Returns the exit status. Throws where the run fails on this rank, or is failed by fail_ranks.
-int train_on_rank(const std::vector<std::string>& arguments, const std::string& process_group);
+/// `version`: for the run's record. Returns the exit status. Throws where the run fails on this rank, or is
+/// failed by fail_ranks.
+int train_on_rank(const std::vector<std::string>& arguments, const std::string& process_group,
+                  const std::string& version);
 
 /// See distributed/process_group.h.
 void fail_ranks(const std::string& message);

@@ -8,8 +8,8 @@
 
 namespace espalier {
 
-/// out_of_memory_text (runtime/progress.h) if `error` is out of memory, of the host (std::bad_alloc, LibTorch's allocator) or of a GPU;
-/// nullopt for any other error.
+/// out_of_memory_text (runtime/progress.h) if `error` is out of memory, of the host (std::bad_alloc,
+/// LibTorch's allocator) or of a GPU; nullopt for any other error.
 std::optional<std::string> out_of_memory_message(const std::exception& error);
 
 }  // namespace espalier

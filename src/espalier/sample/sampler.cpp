@@ -380,8 +380,7 @@ void SamplingFlags::add_sizes(OptionList* list) {
             {.least = 1});
 }
 
-SampleOptions SamplingFlags::resolved(const std::vector<int32_t>& model_stop_ids,
-                                        int64_t vocab_size) const {
+SampleOptions SamplingFlags::resolved(const std::vector<int32_t>& model_stop_ids, int64_t vocab_size) const {
   SampleOptions all = options;
   if (ignore_stop_ids) {
     all.stop_ids.clear();

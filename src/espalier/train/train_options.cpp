@@ -29,6 +29,33 @@ void add_run_options(TrainOptions* options, OptionList* list) {
             "number of steps changes, which is allowed");
   list->add("save-every", &options->save_every, "Steps between checkpoints (0: only the last)",
             {.least = 0, .most = kMostSteps});
+  list->add(
+      "save-in-background", &options->save_in_background,
+      "Write checkpoints, but that of the last step, while the next steps go on, from a copy of weights and "
+      "optimiser in memory, which --memory-budget includes on a CPU");
+  list->add(
+      "skip-bad-steps", &options->skip_bad_steps,
+      "Leave out the updates of up to N steps of the run whose loss or gradients are not finite, and name "
+      "their rows; one more is an error (0: the first is one)",
+      {.least = 0, .most = kMostSteps});
+  list->add("keep-last", &options->keep_last,
+            "Keep only the newest N checkpoints (0: all). An older one is removed when a newer one has been "
+            "saved. With 1, --resume has none to fall back to if the newest is damaged later",
+            {.least = 0, .most = kMostSteps});
+  list->add("keep-every", &options->keep_every,
+            "With --keep-last: also keep the checkpoints of steps that are multiples of N (0: none)",
+            {.least = 0, .most = kMostSteps});
+  list->add("rescue-dir", &options->rescue_dir,
+            "Folder of this run alone, on another disk. A checkpoint that cannot be written to --out goes to "
+            "DIR/checkpoints/step_N, and --resume with the same DIR continues from there",
+            {.path = PathKind::kFolder});
+  list->add(
+      "publish", &options->publish,
+      "Folder for samplers: the weights, or the adapter, after --publish-every steps as DIR/step_N, which "
+      "appears complete. The newest two stay",
+      {.path = PathKind::kFolder});
+  list->add("publish-every", &options->publish_every, "Steps between published weights",
+            {.least = 1, .most = kMostSteps});
 }
 
 void add_step_options(TrainOptions* options, OptionList* list) {
@@ -107,6 +134,9 @@ void check_train_options(const TrainOptions& options) {
                  "--adapter: expected no --lora-rank beside it, which is that of the adapter, received {}",
                  options.lora->rank);
   if (options.lora) check_lora_options(*options.lora);
+  ESPALIER_CHECK(options.keep_every == 0 || options.keep_last > 0,
+                 "--keep-every {}: requires --keep-last N; without it all checkpoints are kept",
+                 options.keep_every);
   // Each step multiplies weights by 1 - rate * weight_decay; below -1 they would diverge.
   const double rate = options.learning_rate;
   ESPALIER_CHECK(rate * options.optimizer.weight_decay <= 1,

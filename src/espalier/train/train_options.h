@@ -56,6 +56,15 @@ struct TrainOptions {
   Shuffle shuffle = Shuffle::kNone;
   uint64_t seed = 0;
   int64_t save_every = 0;  // steps between checkpoints; the last step is always saved
+  /// Steps of the run whose loss or gradients are not finite, or whose update would overflow, that leave
+  /// weights and optimiser as they are; one more is an error.
+  int64_t skip_bad_steps = 0;
+  bool save_in_background = false;        // checkpoints but the last (run/background_save.h)
+  int64_t keep_last = 0;                  // newest checkpoints to keep; 0: all
+  int64_t keep_every = 0;                 // also keep those of steps that are multiples of it; 0: none
+  std::filesystem::path publish = {};     // folder for weights without training state; empty: none
+  int64_t publish_every = 1;              // steps between them; those of the last step are always published
+  std::filesystem::path rescue_dir = {};  // for checkpoints that cannot be written to `out`; empty: none
   bool resume = false;
   Profiler* profiler = nullptr;   // profiles one step; the summary is a note
   int64_t profile_step = 0;       // number of that step; 0: the second step, or the only one

@@ -212,7 +212,8 @@ Results attention_results(const Forward& forward, const Backward& backward, cons
   return results;
 }
 
-inline Results run_reference(const AttentionProblem& problem, const at::TensorOptions& options = at::kDouble) {
+inline Results run_reference(const AttentionProblem& problem,
+                             const at::TensorOptions& options = at::kDouble) {
   return attention_results(&reference::tree_attention, problem, options);
 }
 

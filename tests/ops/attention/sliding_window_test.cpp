@@ -28,8 +28,8 @@ using testing::run_reference;
 using testing::same_bits;
 using testing::small_attention_problem;
 using testing::windowed;
-using testing::without_sinks;
 using testing::with_sinks;
+using testing::without_sinks;
 using testing::worst_error;
 
 constexpr int64_t kWindows[] = {1, 2, 3, 5, 9, 15, 16, 17, 1000};

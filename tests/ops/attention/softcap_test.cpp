@@ -33,8 +33,8 @@ using testing::run_reference;
 using testing::same_bits;
 using testing::small_attention_problem;
 using testing::windowed;
-using testing::without_sinks;
 using testing::with_sinks;
+using testing::without_sinks;
 using testing::worst_error;
 
 // Scores are about 1, so that the first bends all of them and the last almost none.

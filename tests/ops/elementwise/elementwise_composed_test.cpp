@@ -82,7 +82,8 @@ TEST(ElementwiseComposed, AreTheOperatorsOfCuda) {
   const c10::DispatchKeySet cuda(c10::DispatchKey::CUDA);
   EXPECT_TRUE(op.redispatch(cuda, gate, up).equal(composed::swiglu(gate, up)));
   for (const char* name : {"rms_norm", "rms_norm_backward", "rotary", "swiglu_backward"}) {
-    const auto other = c10::Dispatcher::singleton().findSchemaOrThrow((std::string("espalier::") + name).c_str(), "");
+    const auto other =
+        c10::Dispatcher::singleton().findSchemaOrThrow((std::string("espalier::") + name).c_str(), "");
     EXPECT_TRUE(other.hasKernelForDispatchKey(c10::DispatchKey::CUDA)) << name;
   }
 }

@@ -18,7 +18,8 @@ void add_all_commands(std::deque<Command>* all, const std::function<std::string(
   add(plan_command());
   add(export_command());
   group = "Training";
-  add(train_command());
+  add(train_command(version));
+  add(rerun_command(version));
   add(launch_command());
   add(logprobs_command());
   add(merge_command());

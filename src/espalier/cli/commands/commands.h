@@ -59,9 +59,11 @@ Command man_command(const std::deque<Command>* all, const std::function<std::str
 Command merge_command();
 Command plan_command();
 Command prepare_command();
+Command rerun_command(const std::function<std::string()>& version);
 Command sample_command();
 Command synth_command();
-Command train_command();
+/// `version` gives the text of --version, which runs store.
+Command train_command(const std::function<std::string()>& version);
 Command verify_command();
 
 /// Becomes `processes` processes of `espalier train` with these arguments, which torchrun starts.
@@ -70,6 +72,8 @@ Command verify_command();
 // Summaries of the commands that need LibTorch. The program without LibTorch lists them as well.
 inline constexpr const char* kSummaryOfTrain =
     "Train a model on trajectories; shared prefixes are encoded once";
+inline constexpr const char* kSummaryOfRerun =
+    "Repeat a run in a new folder, or name what has changed since: data, model or program";
 inline constexpr const char* kSummaryOfLogprobs =
     "Write the log-probability of every token, computed on the shared trees; with --entropies and --top-k "
     "also entropies and the most likely tokens";

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// espalier prepare, import, export and launch: run the Python package, which has the tokenizers with their
-// templates, the libraries that read other trainers' files, and the patches for other trainers. Also espalier
-// train on several processes, which are those of torchrun.
+// Commands that run the Python package, which has the tokenizers with their templates, the libraries that
+// read other trainers' files, the patches for other trainers, shell completion and the manual page. Also
+// espalier train on several processes, which are those of torchrun.
+#include <sys/mman.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -9,9 +10,11 @@
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
+#include <memory>
 
 #include "espalier/base/check.h"
 #include "espalier/cli/commands/commands.h"
+#include "espalier/cli/print/command_text.h"
 #include "espalier/cli/signals.h"
 
 namespace espalier::cli {
@@ -67,6 +70,17 @@ Command command_of(const PythonCommand& python) {
           .pass_on = [python](const std::vector<std::string>& arguments) { exec_python(python, arguments); }};
 }
 
+// `commands` is the standard input of Python: a file without a name, since a pipe would have to be read
+// meanwhile.
+[[noreturn]] void exec_with_commands(const std::string& name, const std::vector<std::string>& arguments,
+                                     const std::string& commands) {
+  const int file = memfd_create("commands", 0);
+  ESPALIER_ASSERT(file >= 0 && dup2(file, STDIN_FILENO) == STDIN_FILENO &&
+                  write(file, commands.data(), commands.size()) == std::ssize(commands) &&
+                  lseek(file, 0, SEEK_SET) == 0);
+  exec_python({name, "", {"-m", "espalier.commands", name}, "numpy"}, arguments);
+}
+
 }  // namespace
 
 void start_processes(int64_t processes, std::vector<std::string> arguments) {
@@ -112,6 +126,35 @@ Command launch_command() {
                      .summary = "Run the command of another trainer, with its models on trees",
                      .words = {"-m", "espalier.launch"},
                      .package = "transformers"});
+}
+
+Command completion_command(const std::deque<Command>* all) {
+  enum class Shell { kBash, kZsh, kFish };
+  static constexpr auto kShells =
+      std::to_array<Word<Shell>>({{"bash", Shell::kBash}, {"zsh", Shell::kZsh}, {"fish", Shell::kFish}});
+  const auto shell = std::make_shared<Shell>();
+  Command command{
+      .name = "completion",
+      .summary = "Write a shell script that completes commands, flags and files",
+      .closing =
+          "To load it in bash or zsh, run `source <(espalier completion SHELL)`; in fish, run\n"
+          "`espalier completion fish | source`. `cmake --install` installs all three where shells find them.",
+      .has_config = false};
+  command.options.add("SHELL", shell.get(), kShells, "Shell that the script is for",
+                      {.required = true, .stands_alone = true, .shows_default = false});
+  command.run = [=](const OptionList&) -> int {
+    exec_with_commands("completion", {word_of(kShells, *shell)}, commands_json(*all, /*version=*/""));
+  };
+  return command;
+}
+
+Command man_command(const std::deque<Command>* all, const std::function<std::string()>& version) {
+  return {
+      .name = "man",
+      .summary = "Write the manual page to standard output",
+      .closing = "Example: espalier man | man -l -",
+      .run = [=](const OptionList&) -> int { exec_with_commands("man", {}, commands_json(*all, version())); },
+      .has_config = false};
 }
 
 }  // namespace espalier::cli

@@ -12,6 +12,7 @@
 #include "espalier/base/output.h"
 #include "espalier/base/units.h"
 #include "espalier/cli/commands/commands.h"
+#include "espalier/cli/commands/rerun.h"
 #include "espalier/cli/flags/arguments.h"
 #include "espalier/cli/flags/data_flags.h"
 #include "espalier/cli/flags/mix_flags.h"
@@ -34,6 +35,7 @@
 #include "espalier/plan/time_model.h"
 #include "espalier/runtime/progress.h"
 #include "espalier/train/flags.h"
+#include "espalier/train/run/background_save.h"
 #include "espalier/train/run/epochs.h"
 #include "espalier/train/run/reference.h"
 #include "espalier/train/run/resume.h"
@@ -60,7 +62,9 @@ struct TrainArguments {
   TrainOptions train;
   std::optional<at::ScalarType> save_dtype;
   std::string model, reference_model, profile;
-  std::vector<std::string> eval_data;  // names and patterns
+  std::string repeats;                   // folder of the run that this one repeats; "": none
+  std::function<std::string()> version;  // of the program
+  std::vector<std::string> eval_data;    // names and patterns
   EvaluationOptions evaluation;
   int64_t processes = 1;
   bool dry_run = false;
@@ -79,17 +83,19 @@ ModelUse use_of(const TrainArguments& flags, const MixedData& data, at::Device d
   return {.config = config,
           .dtype = flags.train.dtype,
           .device = device,
-          .optimizer_bytes = optimizer_bytes(flags.train.optimizer.kind, flags.train.dtype),
+          .optimizer_bytes = state_bytes(flags.train, device),
           .objective = flags.train.objective,
           .mix = data.sources,
           .lora = flags.lora.trained(config),
           .ref_topk = data.trajectories.ref_topk};
 }
 
-/// The cost model stored by a run that is resumed; nullopt if there is none.
+/// The cost model stored by a run that is resumed or repeated; nullopt if there is none.
 std::optional<std::filesystem::path> kept_cost_model(const TrainArguments& flags) {
-  const std::filesystem::path file = flags.train.out / kCostModelFile;
-  return flags.train.resume && std::filesystem::exists(file) ? std::optional(file) : std::nullopt;
+  if (!flags.train.resume && flags.repeats.empty()) return std::nullopt;
+  const std::filesystem::path run = flags.train.resume ? flags.train.out.string() : flags.repeats;
+  const std::filesystem::path file = run / kCostModelFile;
+  return std::filesystem::exists(file) ? std::optional(file) : std::nullopt;
 }
 
 /// The result of `read`. Throws InputError with a remedy if the file is damaged.
@@ -165,7 +171,7 @@ std::string config_of_the_run(const TrainArguments& flags, const OptionList& lis
     config["mix"] = (flags.train.out / kMixFile).string();
     for (const std::string& name : objective_option_names()) config.erase(name);
   }
-  for (const char* flag : {"resume", "dry-run", "processes"}) config.erase(flag);
+  for (const char* flag : {"resume", "dry-run", "processes", "repeats"}) config.erase(flag);
   return to_toml(config);
 }
 
@@ -374,6 +380,8 @@ int TrainRun::run() {
     print_plan();
     return 0;
   }
+  files_.push_back(run_record({options_, data_.trajectories, held_out_ ? &*held_out_ : nullptr},
+                              flags_.repeats, flags_.version()));
   std::filesystem::create_directories(options_.out);
   stop_on_signals(&stop);
   progress_.emplace("train");
@@ -536,9 +544,9 @@ void add_run_flags(OptionList* list, TrainArguments* flags) {
             {.group = "Run"});
   list->add("processes", &flags->processes,
             "Train on so many processes of this machine, one for each GPU: torchrun starts them. Each takes "
-            "a part of "
-            "every step",
+            "a part of every step",
             {.least = 1, .most = kMostProcesses});
+  list->add("repeats", &flags->repeats, "Folder of the run that `espalier rerun` repeats", {.hidden = true});
   list->add("dry-run", &flags->dry_run,
             "Print the resolved config, the plan, the predicted memory and speed-up, and write nothing");
 }
@@ -581,9 +589,10 @@ void add_flags(OptionList* list, TrainArguments* flags) {
   add_profile_step(&flags->train, list);
 }
 
-Command command_of(const Group& group) {
+Command command_of(const Group& group, const std::function<std::string()>& version) {
   const auto flags = std::make_shared<TrainArguments>();
   flags->train.group = &group;
+  flags->version = version;
   Command command{
       .name = "train",
       .summary = kSummaryOfTrain,
@@ -611,15 +620,15 @@ Command command_of(const Group& group) {
 
 }  // namespace
 
-Command train_command() {
-  return command_of(alone());
+Command train_command(const std::function<std::string()>& version) {
+  return command_of(alone(), version);
 }
 
-int train_on_rank(const std::vector<std::string>& arguments, const Group& group) {
+int train_on_rank(const std::vector<std::string>& arguments, const Group& group, const std::string& version) {
   if (!group.is_first()) silence_output();
   prepare_process();
   guard_mapped_files();
-  Command command = command_of(group);
+  Command command = command_of(group, [version] { return version; });
   if (!set_options(&command, arguments)) return 0;  // they ask for help, which a process by itself gives
   const int exit_code = command.run(command.options);
   check_mapped_files();

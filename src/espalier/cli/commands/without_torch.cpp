@@ -26,8 +26,12 @@ Command needs_libtorch(const std::string& name, const char* summary) {
 
 }  // namespace
 
-Command train_command() {
+Command train_command(const std::function<std::string()>&) {
   return needs_libtorch("train", kSummaryOfTrain);
+}
+
+Command rerun_command(const std::function<std::string()>&) {
+  return needs_libtorch("rerun", kSummaryOfRerun);
 }
 
 Command logprobs_command() {

@@ -10,7 +10,7 @@
 #include "espalier/base/units.h"
 #include "espalier/cli/print/data_summary.h"
 #include "espalier/config/config.h"
-#include "espalier/config/router_shape.h"
+#include "espalier/config/layer_spec.h"
 #include "espalier/engine/recorded_routes.h"
 #include "espalier/runtime/progress.h"
 

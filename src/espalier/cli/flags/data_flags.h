@@ -11,7 +11,7 @@
 #include <nlohmann/json.hpp>
 
 #include "espalier/base/options.h"
-#include "espalier/config/router_shape.h"
+#include "espalier/config/layer_spec.h"
 #include "espalier/data/reader.h"
 #include "espalier/objective/options.h"
 

@@ -35,7 +35,8 @@ const std::map<std::string, std::string>& other_names() {
       {"warmup", "warmup-steps"},
       {"gradient-checkpointing", "checkpoint-activations"},
       {"max-tokens", "token-budget"},
-      {"save-steps", "save-every"}};
+      {"save-steps", "save-every"},
+      {"save-total-limit", "keep-last"}};
   return names;
 }
 

@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "espalier/cli/print/command_text.h"
 
-#include <fmt/ranges.h>
-
 #include <nlohmann/json.hpp>
 
 namespace espalier::cli {
@@ -28,34 +26,15 @@ OptionText help_flag(const std::string& group) {
   return {.names = {"-h", "--help"}, .help = "Print this help and exit", .group = group};
 }
 
-OptionText python_flag_text(const nlohmann::json& flag) {
-  OptionText text;
-  text.names = flag.at("names");
-  text.words = flag.at("words");
-  text.value = flag.at("value");
-  if (!text.words.empty()) text.value = fmt::format("{}", fmt::join(text.words, "|"));
-  text.help = flag.at("help");
-  text.path = flag.at("path") == "file"     ? PathKind::kFile
-              : flag.at("path") == "folder" ? PathKind::kFolder
-                                            : PathKind::kNone;
-  text.required = flag.at("required");
-  text.several = flag.at("several");
-  return text;
+const char* word_of_path(PathKind path) {
+  return path == PathKind::kFile ? "file" : path == PathKind::kFolder ? "folder" : "";
 }
 
 }  // namespace
 
 CommandText command_text(const Command& command) {
-  CommandText text{command.name, command.summary, "", command.closing, command.group, {}};
-  if (command.pass_on) {  // its flags are declared in Python
-    const nlohmann::json commands = nlohmann::json::parse(kPythonFlags);
-    if (!commands.contains(command.name)) return text;  // it cannot run here (without_torch.cpp)
-    const nlohmann::json& help = commands.at(command.name);
-    text.description = help.at("description");
-    text.closing = help.at("closing");
-    for (const nlohmann::json& flag : help.at("flags")) text.flags.push_back(python_flag_text(flag));
-    return text;
-  }
+  CommandText text{command.name, command.summary, command.closing, command.group, {}};
+  if (command.pass_on) return text;
   for (const Option& option : command.options.all()) {
     if (!option.traits().hidden) text.flags.push_back(option.text());
   }
@@ -73,7 +52,7 @@ CommandText command_text(const Command& command) {
 
 std::vector<CommandText> command_texts(const std::deque<Command>& commands) {
   const std::string group = "Options";
-  CommandText program{"espalier", kDescription, "", kClosing, "", {}};
+  CommandText program{"espalier", kDescription, kClosing, "", {}};
   program.flags = {{.names = {"--version"},
                     .help = "Print the version and how the program was built, and exit",
                     .group = group},
@@ -81,6 +60,30 @@ std::vector<CommandText> command_texts(const std::deque<Command>& commands) {
   std::vector<CommandText> texts{program};
   for (const Command& command : commands) texts.push_back(command_text(command));
   return texts;
+}
+
+std::string commands_json(const std::deque<Command>& commands, const std::string& version) {
+  auto texts = nlohmann::json::array();
+  for (const CommandText& command : command_texts(commands)) {
+    auto flags = nlohmann::json::array();
+    for (const OptionText& flag : command.flags) {
+      flags.push_back({{"names", flag.names},
+                       {"value", flag.value},
+                       {"words", flag.words},
+                       {"default", flag.default_value},
+                       {"help", flag.help},
+                       {"group", flag.group},
+                       {"path", word_of_path(flag.path)},
+                       {"required", flag.required},
+                       {"several", flag.several}});
+    }
+    texts.push_back({{"name", command.name},
+                     {"summary", command.summary},
+                     {"closing", command.closing},
+                     {"flags", std::move(flags)}});
+  }
+  return nlohmann::json{{"version", version.substr(0, version.find('\n'))}, {"commands", std::move(texts)}}
+      .dump();
 }
 
 }  // namespace espalier::cli

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The content of --help as data, from which help, shell completion and the manual page are written.
+// The content of --help as data, which the program prints, and passes to shell completion and the manual
+// page.
 #pragma once
 
 #include <deque>
@@ -12,10 +13,9 @@ namespace espalier::cli {
 
 struct CommandText {
   std::string name;
-  std::string summary;      // one sentence
-  std::string description;  // may be empty; here and in `closing` indented lines are not wrapped
-  std::string closing;
-  std::string group;  // heading in the help
+  std::string summary;  // one sentence
+  std::string closing;  // indented lines are not wrapped
+  std::string group;    // heading in the help
   std::vector<OptionText> flags;
 };
 
@@ -25,8 +25,8 @@ CommandText command_text(const Command& command);
 /// `espalier` itself, followed by its subcommands in their order.
 std::vector<CommandText> command_texts(const std::deque<Command>& commands);
 
-/// The help of the commands written in Python, as JSON by command name. The build generates its source
-/// (cmake/WritePythonFlags.cmake) from commands/arguments.py and io/arguments.py of python/espalier.
-extern const char* const kPythonFlags;
+/// {"version": first line of `version`, "commands": command_texts} for the Python package
+/// (commands/command_texts.py), which knows the flags of commands written in Python.
+std::string commands_json(const std::deque<Command>& commands, const std::string& version);
 
 }  // namespace espalier::cli

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <fmt/format.h>
 
-#include <array>
 #include <cmath>
 
 #include "espalier/config/families/experts.h"
@@ -9,7 +8,6 @@
 #include "espalier/config/sliding_window.h"
 
 namespace espalier {
-
 namespace {
 
 LatentAttentionSpec read_attention(const ConfigReader& config, const AttentionSpec& common,
@@ -53,17 +51,6 @@ void read_deepseek_v3(const ConfigReader& config, const CommonParts& common, Dec
       result);
 }
 
-// Transformers computes head_dim and qk_head_dim. auto_map: released files name classes of their own, from
-// before Transformers had the family. ep_size, seq_aux and aux_loss_alpha concern the original training.
-constexpr auto kDeepseekV3Keys = std::to_array<std::string_view>(
-    {"auto_map",    "aux_loss_alpha", "n_routed_experts",  "first_k_dense_replace",
-     "ep_size",     "kv_lora_rank",   "n_shared_experts",  "moe_intermediate_size",
-     "n_group",     "moe_layer_freq", "num_local_experts", "num_experts_per_tok",
-     "q_lora_rank", "norm_topk_prob", "num_mtp_layers",    "num_nextn_predict_layers",
-     "seq_aux",     "qk_head_dim",    "qk_nope_head_dim",  "routed_scaling_factor",
-     "topk_group",  "scoring_func",   "qk_rope_head_dim",  "v_head_dim",
-     "topk_method", "rope_interleave"});
-
 }  // namespace
 
 constexpr ModelFamily kDeepseekV3Family{
@@ -71,7 +58,15 @@ constexpr ModelFamily kDeepseekV3Family{
     .max_position_embeddings = 4096,
     .num_key_value_heads = 128,
     .head_dim = 64,  // unused: latent attention has sizes of its own
-    .keys = kDeepseekV3Keys,
+    // Transformers computes head_dim and qk_head_dim. auto_map: released files name classes of their own,
+    // from before Transformers had the family. ep_size, seq_aux and aux_loss_alpha concern the original
+    // training.
+    .keys =
+        "auto_map aux_loss_alpha n_routed_experts first_k_dense_replace ep_size kv_lora_rank "
+        "n_shared_experts moe_intermediate_size n_group moe_layer_freq num_local_experts num_experts_per_tok "
+        "q_lora_rank norm_topk_prob num_mtp_layers num_nextn_predict_layers seq_aux qk_head_dim "
+        "qk_nope_head_dim routed_scaling_factor topk_group scoring_func qk_rope_head_dim v_head_dim "
+        "topk_method rope_interleave",
     .read = read_deepseek_v3,
 };
 

@@ -1,11 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <array>
-
 #include "espalier/config/families/family.h"
 #include "espalier/config/sliding_window.h"
 
 namespace espalier {
-
 namespace {
 
 void read_ernie4_5(const ConfigReader& config, const CommonParts& common, DecoderConfig* result) {
@@ -16,8 +13,6 @@ void read_ernie4_5(const ConfigReader& config, const CommonParts& common, Decode
   attention.rotary_interleaved = true;
   result->layers.assign(result->layers.size(), {attention, mlp});
 }
-
-constexpr auto kErnie45Keys = std::to_array<std::string_view>({"use_bias"});
 
 }  // namespace
 
@@ -31,7 +26,7 @@ constexpr ModelFamily kErnie45Family{
     .tie_word_embeddings = true,
     .null_head_dim = true,
     .pad_token_id = 0,
-    .keys = kErnie45Keys,
+    .keys = "use_bias",
     .read = read_ernie4_5,
 };
 

@@ -1,11 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <array>
-
 #include "espalier/config/families/family.h"
 #include "espalier/config/sliding_window.h"
 
 namespace espalier {
-
 namespace {
 
 // Norms come after attention and MLP. Where some layers have a window, the others have no positions. Without
@@ -31,8 +28,6 @@ void read_exaone4(const ConfigReader& config, const CommonParts& common, Decoder
   }
 }
 
-constexpr auto kExaone4Keys = std::to_array<std::string_view>({"sliding_window_pattern"});
-
 }  // namespace
 
 constexpr ModelFamily kExaone4Family{
@@ -40,7 +35,7 @@ constexpr ModelFamily kExaone4Family{
     .max_position_embeddings = 2048,
     .num_key_value_heads = 32,
     .rms_norm_eps = 1e-5,
-    .keys = kExaone4Keys,
+    .keys = "sliding_window_pattern",
     .read = read_exaone4,
 };
 

@@ -2,6 +2,7 @@
 #include "espalier/config/families/family.h"
 
 #include <algorithm>
+#include <array>
 #include <vector>
 
 #include <fmt/format.h>
@@ -9,33 +10,33 @@
 namespace espalier {
 
 std::span<const ModelFamily* const> families() {
-  static constexpr const ModelFamily* kFamilies[] = {&kLlamaFamily,
-                                                     &kMistralFamily,
-                                                     &kMinistralFamily,
-                                                     &kMixtralFamily,
-                                                     &kOlmo2Family,
-                                                     &kOlmo3Family,
-                                                     &kSmolLm3Family,
-                                                     &kQwen2Family,
-                                                     &kQwen3Family,
-                                                     &kQwen35Family,
-                                                     &kQwen35MoeFamily,
-                                                     &kQwen3MoeFamily,
-                                                     &kQwen3NextFamily,
-                                                     &kGlm4MoeFamily,
-                                                     &kGptOssFamily,
-                                                     &kGraniteFamily,
-                                                     &kGraniteMoeHybridFamily,
-                                                     &kMamba2Family,
-                                                     &kNemotronHFamily,
-                                                     &kDeepseekV3Family,
-                                                     &kSeedOssFamily,
-                                                     &kErnie45Family,
-                                                     &kExaone4Family,
-                                                     &kPhi3Family,
-                                                     &kGemmaFamily,
-                                                     &kGemma2Family,
-                                                     &kGemma3Family};
+  static constexpr auto kFamilies = std::to_array<const ModelFamily*>({&kLlamaFamily,
+                                                                       &kMistralFamily,
+                                                                       &kMinistralFamily,
+                                                                       &kMixtralFamily,
+                                                                       &kOlmo2Family,
+                                                                       &kOlmo3Family,
+                                                                       &kSmolLm3Family,
+                                                                       &kQwen2Family,
+                                                                       &kQwen3Family,
+                                                                       &kQwen35Family,
+                                                                       &kQwen35MoeFamily,
+                                                                       &kQwen3MoeFamily,
+                                                                       &kQwen3NextFamily,
+                                                                       &kGlm4MoeFamily,
+                                                                       &kGptOssFamily,
+                                                                       &kGraniteFamily,
+                                                                       &kGraniteMoeHybridFamily,
+                                                                       &kMamba2Family,
+                                                                       &kNemotronHFamily,
+                                                                       &kDeepseekV3Family,
+                                                                       &kSeedOssFamily,
+                                                                       &kErnie45Family,
+                                                                       &kExaone4Family,
+                                                                       &kPhi3Family,
+                                                                       &kGemmaFamily,
+                                                                       &kGemma2Family,
+                                                                       &kGemma3Family});
   return kFamilies;
 }
 

@@ -47,8 +47,9 @@ struct ModelFamily {
 
   bool only_experts = false;  // no layer has a dense MLP (of width intermediate_size)
 
-  /// Keys of this family only, and those of all families that `read` checks or that this one ignores.
-  std::span<const std::string_view> keys = {};
+  /// Keys of this family only, and those of all families that `read` checks or that this one ignores, with
+  /// spaces between them.
+  std::string_view keys = {};
 
   /// Reads the family's keys (biases, norms, sliding windows) and creates the layers of `result`, whose sizes
   /// and number of layers are set. Throws InputError for values that the family does not support.

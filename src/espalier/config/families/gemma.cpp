@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <fmt/format.h>
 
-#include <array>
 #include <cmath>
 
 #include "espalier/config/families/family.h"
@@ -33,9 +32,6 @@ void read_gemma(const ConfigReader& config, const CommonParts& common, DecoderCo
   result->layers.assign(result->layers.size(), read_gemma_layer(config, common, "hidden_act", result));
 }
 
-constexpr auto kGemmaKeys =
-    std::to_array<std::string_view>({"hidden_act", "hidden_activation", "use_bidirectional_attention"});
-
 // null is no softcap.
 double read_softcap(const ConfigReader& config, const char* key, double otherwise) {
   return config.has(key) && config.find(key) == nullptr ? 0 : config.positive_number(key, otherwise);
@@ -55,11 +51,6 @@ void read_gemma2(const ConfigReader& config, const CommonParts& common, DecoderC
   for (size_t i = 0; i < sliding.size(); i += 2) sliding[i] = true;
   set_sliding_layers(config, read_layer_types(config, result->num_hidden_layers()).value_or(sliding), result);
 }
-
-// hidden_act is of files of Transformers 4, which ignores it.
-constexpr auto kGemma2Keys = std::to_array<std::string_view>(
-    {"attn_logit_softcapping", "cache_implementation", "final_logit_softcapping", "hidden_act",
-     "hidden_activation", "query_pre_attn_scalar", "use_bidirectional_attention"});
 
 // Norms come before and after attention and MLP. Without layer_types all but every sliding_window_pattern-th
 // layer have the window.
@@ -93,11 +84,6 @@ void read_gemma3_ropes(const ConfigReader& config, DecoderConfig* result) {
   check("rope_local_base_freq", sliding, result->sliding_rope->rope_theta);
 }
 
-constexpr auto kGemma3Keys = std::to_array<std::string_view>(
-    {"attn_logit_softcapping", "cache_implementation", "final_logit_softcapping", "hidden_activation",
-     "query_pre_attn_scalar", "rope_local_base_freq", "sliding_window_pattern",
-     "use_bidirectional_attention"});
-
 }  // namespace
 
 constexpr ModelFamily kGemmaFamily{
@@ -107,7 +93,7 @@ constexpr ModelFamily kGemmaFamily{
     .head_dim = 256,
     .tie_word_embeddings = true,
     .pad_token_id = 0,
-    .keys = kGemmaKeys,
+    .keys = "hidden_act hidden_activation use_bidirectional_attention",
     .read = read_gemma,
 };
 
@@ -118,7 +104,10 @@ constexpr ModelFamily kGemma2Family{
     .head_dim = 256,
     .tie_word_embeddings = true,
     .pad_token_id = 0,
-    .keys = kGemma2Keys,
+    // hidden_act is of files of Transformers 4, which ignores it.
+    .keys =
+        "attn_logit_softcapping cache_implementation final_logit_softcapping hidden_act hidden_activation "
+        "query_pre_attn_scalar use_bidirectional_attention",
     .read = read_gemma2,
 };
 
@@ -129,7 +118,9 @@ constexpr ModelFamily kGemma3Family{
     .head_dim = 256,
     .tie_word_embeddings = true,
     .pad_token_id = 0,
-    .keys = kGemma3Keys,
+    .keys =
+        "attn_logit_softcapping cache_implementation final_logit_softcapping hidden_activation "
+        "query_pre_attn_scalar rope_local_base_freq sliding_window_pattern use_bidirectional_attention",
     .read = read_gemma3,
     .read_rope = read_gemma3_ropes,
 };

@@ -1,12 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <array>
-
 #include "espalier/config/families/experts.h"
 #include "espalier/config/families/family.h"
 #include "espalier/config/sliding_window.h"
 
 namespace espalier {
-
 namespace {
 
 void read_glm4_moe(const ConfigReader& config, const CommonParts& common, DecoderConfig* result) {
@@ -19,11 +16,6 @@ void read_glm4_moe(const ConfigReader& config, const CommonParts& common, Decode
   set_grouped_experts(config, {}, result);
 }
 
-constexpr auto kGlm4MoeKeys = std::to_array<std::string_view>(
-    {"first_k_dense_replace", "moe_intermediate_size", "n_group", "n_routed_experts", "n_shared_experts",
-     "norm_topk_prob", "num_experts_per_tok", "num_local_experts", "num_mtp_layers",
-     "num_nextn_predict_layers", "routed_scaling_factor", "topk_group", "use_qk_norm"});
-
 }  // namespace
 
 constexpr ModelFamily kGlm4MoeFamily{
@@ -32,7 +24,10 @@ constexpr ModelFamily kGlm4MoeFamily{
     .num_key_value_heads = 8,
     .rms_norm_eps = 1e-5,
     .partial_rotary_factor = 0.5,
-    .keys = kGlm4MoeKeys,
+    .keys =
+        "first_k_dense_replace moe_intermediate_size n_group n_routed_experts n_shared_experts "
+        "norm_topk_prob num_experts_per_tok num_local_experts num_mtp_layers num_nextn_predict_layers "
+        "routed_scaling_factor topk_group use_qk_norm",
     .read = read_glm4_moe,
 };
 

@@ -1,13 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <fmt/format.h>
 
-#include <array>
-
 #include "espalier/config/families/family.h"
 #include "espalier/config/sliding_window.h"
 
 namespace espalier {
-
 namespace {
 
 MoeSpec read_moe(const ConfigReader& config) {
@@ -55,11 +52,6 @@ void read_own_rope(const ConfigReader& config, DecoderConfig* result) {
   read_rope_or(config, otherwise, result);
 }
 
-// initial_context_length repeats the rope's original_max_position_embeddings.
-constexpr auto kGptOssKeys = std::to_array<std::string_view>(
-    {"experts_per_token", "initial_context_length", "num_experts_per_tok", "num_local_experts",
-     "router_aux_loss_coef", "swiglu_alpha", "swiglu_limit"});
-
 }  // namespace
 
 constexpr ModelFamily kGptOssFamily{
@@ -70,7 +62,10 @@ constexpr ModelFamily kGptOssFamily{
     .rms_norm_eps = 1e-5,
     .rope_theta = 150000,
     .only_experts = true,
-    .keys = kGptOssKeys,
+    // initial_context_length repeats the rope's original_max_position_embeddings.
+    .keys =
+        "experts_per_token initial_context_length num_experts_per_tok num_local_experts router_aux_loss_coef "
+        "swiglu_alpha swiglu_limit",
     .read = read_gpt_oss,
     .read_rope = read_own_rope,
 };

@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <fmt/format.h>
 
-#include <array>
-
 #include "espalier/config/families/family.h"
 #include "espalier/config/families/ssm_keys.h"
 #include "espalier/config/sliding_window.h"
@@ -17,9 +15,6 @@ void read_granite(const ConfigReader& config, const CommonParts& common, Decoder
   refuse_sliding_windows(config, result->num_hidden_layers());
   result->layers.assign(result->layers.size(), {attention, mlp});
 }
-
-constexpr auto kGraniteKeys = std::to_array<std::string_view>(
-    {"attention_multiplier", "embedding_multiplier", "logits_scaling", "residual_multiplier"});
 
 constexpr const char* kPositions = "position_embedding_type";
 
@@ -98,30 +93,25 @@ void read_granite_rope(const ConfigReader& config, DecoderConfig* result) {
   }
 }
 
-// mamba_chunk_size does not affect results; init_method concerns the original training.
-constexpr auto kGraniteMoeHybridKeys = std::to_array<std::string_view>(
-    {"attention_multiplier", "embedding_multiplier", "init_method",
-     "layers_block_type",    "logits_scaling",       "mamba_chunk_size",
-     "mamba_conv_bias",      "mamba_d_conv",         "mamba_d_head",
-     "mamba_d_state",        "mamba_expand",         "mamba_n_groups",
-     "mamba_n_heads",        "mamba_proj_bias",      "normalization_function",
-     "num_experts_per_tok",  "num_local_experts",    "position_embedding_type",
-     "residual_multiplier",  "router_aux_loss_coef", "shared_intermediate_size",
-     "time_step_limit"});
-
 }  // namespace
 
 constexpr ModelFamily kGraniteFamily{
     .model_type = "granite",
     .max_position_embeddings = 2048,
-    .keys = kGraniteKeys,
+    .keys = "attention_multiplier embedding_multiplier logits_scaling residual_multiplier",
     .read = read_granite,
 };
 
 constexpr ModelFamily kGraniteMoeHybridFamily{
     .model_type = "granitemoehybrid",
     .max_position_embeddings = 2048,
-    .keys = kGraniteMoeHybridKeys,
+    // mamba_chunk_size does not affect results; init_method concerns the original training.
+    .keys =
+        "attention_multiplier embedding_multiplier init_method layers_block_type logits_scaling "
+        "mamba_chunk_size mamba_conv_bias mamba_d_conv mamba_d_head mamba_d_state mamba_expand "
+        "mamba_n_groups mamba_n_heads mamba_proj_bias normalization_function num_experts_per_tok "
+        "num_local_experts position_embedding_type residual_multiplier router_aux_loss_coef "
+        "shared_intermediate_size time_step_limit",
     .read = read_granitemoehybrid,
     .read_rope = read_granite_rope,
 };

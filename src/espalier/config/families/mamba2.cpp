@@ -1,13 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <fmt/format.h>
 
-#include <array>
-
 #include "espalier/config/families/family.h"
 #include "espalier/config/families/ssm_keys.h"
 
 namespace espalier {
-
 namespace {
 
 constexpr SsmKeys kMamba2Sizes{.num_heads = {"num_heads", 128},
@@ -35,15 +32,6 @@ void read_mamba2(const ConfigReader& config, const CommonParts&, DecoderConfig* 
   result->final_norm_name = "norm_f";
 }
 
-// Transformers ignores norm_before_gate (the gate always comes before the norm, although released files say
-// true), time_step_rank, time_step_scale and time_step_init_scheme. chunk_size does not affect results.
-constexpr auto kMamba2Keys = std::to_array<std::string_view>(
-    {"chunk_size",         "conv_kernel",   "expand",           "head_dim",        "intermediate_size",
-     "layer_norm_epsilon", "n_groups",      "norm_before_gate", "num_heads",       "rescale_prenorm_residual",
-     "residual_in_fp32",   "rms_norm",      "state_size",       "time_step_floor", "time_step_init_scheme",
-     "time_step_limit",    "time_step_max", "time_step_min",    "time_step_rank",  "time_step_scale",
-     "use_bias",           "use_conv_bias"});
-
 }  // namespace
 
 constexpr ModelFamily kMamba2Family{
@@ -52,7 +40,14 @@ constexpr ModelFamily kMamba2Family{
     .initializer_range = 0.1,
     .attention = false,
     .padding_row = false,
-    .keys = kMamba2Keys,
+    // Transformers ignores norm_before_gate (the gate always comes before the norm, although released files
+    // say true), time_step_rank, time_step_scale and time_step_init_scheme. chunk_size does not affect
+    // results.
+    .keys =
+        "chunk_size conv_kernel expand head_dim intermediate_size layer_norm_epsilon n_groups "
+        "norm_before_gate num_heads rescale_prenorm_residual residual_in_fp32 rms_norm state_size "
+        "time_step_floor time_step_init_scheme time_step_limit time_step_max time_step_min time_step_rank "
+        "time_step_scale use_bias use_conv_bias",
     .read = read_mamba2,
 };
 

@@ -1,11 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <array>
-
 #include "espalier/config/families/family.h"
 #include "espalier/config/sliding_window.h"
 
 namespace espalier {
-
 namespace {
 
 void read_mixtral(const ConfigReader& config, const CommonParts& common, DecoderConfig* result) {
@@ -24,9 +21,6 @@ void read_mixtral(const ConfigReader& config, const CommonParts& common, Decoder
   read_common_window(config, /*default_window=*/0, result);
 }
 
-constexpr auto kMixtralKeys =
-    std::to_array<std::string_view>({"num_experts_per_tok", "num_local_experts", "router_aux_loss_coef"});
-
 }  // namespace
 
 constexpr ModelFamily kMixtralFamily{
@@ -36,7 +30,7 @@ constexpr ModelFamily kMixtralFamily{
     .rms_norm_eps = 1e-5,
     .rope_theta = 1000000,
     .only_experts = true,
-    .keys = kMixtralKeys,
+    .keys = "num_experts_per_tok num_local_experts router_aux_loss_coef",
     .read = read_mixtral,
 };
 

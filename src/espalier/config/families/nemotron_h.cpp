@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <fmt/format.h>
 
-#include <array>
 #include <limits>
 #include <map>
 
@@ -10,7 +9,6 @@
 #include "espalier/config/families/ssm_keys.h"
 
 namespace espalier {
-
 namespace {
 
 constexpr SsmKeys kSizes{.num_heads = {"mamba_num_heads", 128},
@@ -105,22 +103,6 @@ void read_nemotron_h(const ConfigReader& config, const CommonParts& common, Deco
   result->final_norm_name = "norm_f";
 }
 
-// auto_map: released files name classes of their own, from before Transformers had the family. It ignores
-// expand, mamba_proj_bias, norm_eps, residual_in_fp32 and n_shared_experts, of which there is one. The others
-// affect neither results nor layers before those of multi-token prediction.
-constexpr auto kNemotronHKeys = std::to_array<std::string_view>(
-    {"auto_map",      "mamba_head_dim",   "attention_head_dim",    "hybrid_override_pattern",
-     "chunk_size",    "mamba_hidden_act", "layer_norm_epsilon",    "moe_intermediate_size",
-     "conv_kernel",   "mamba_num_heads",  "layers_block_type",     "moe_shared_expert_intermediate_size",
-     "expand",        "mamba_proj_bias",  "mamba_ssm_cache_dtype", "moe_shared_expert_overlap",
-     "n_group",       "mlp_hidden_act",   "n_routed_experts",      "mtp_hybrid_override_pattern",
-     "n_groups",      "norm_topk_prob",   "n_shared_experts",      "mtp_layers_block_type",
-     "norm_eps",      "ssm_state_size",   "num_experts_per_tok",   "num_nextn_predict_layers",
-     "time_step_max", "time_step_floor",  "num_local_experts",     "rescale_prenorm_residual",
-     "time_step_min", "time_step_limit",  "num_logits_to_keep",    "routed_scaling_factor",
-     "topk_group",    "time_step_rank",   "residual_in_fp32",      "use_bias",
-     "use_conv_bias", "use_mamba_kernels"});
-
 }  // namespace
 
 constexpr ModelFamily kNemotronHFamily{
@@ -130,7 +112,18 @@ constexpr ModelFamily kNemotronHFamily{
     .head_dim = 128,
     .padding_row = false,
     .counts_layers = true,
-    .keys = kNemotronHKeys,
+    // auto_map: released files name classes of their own, from before Transformers had the family. It ignores
+    // expand, mamba_proj_bias, norm_eps, residual_in_fp32 and n_shared_experts, of which there is one. The
+    // others affect neither results nor layers before those of multi-token prediction.
+    .keys =
+        "auto_map mamba_head_dim attention_head_dim hybrid_override_pattern chunk_size mamba_hidden_act "
+        "layer_norm_epsilon moe_intermediate_size conv_kernel mamba_num_heads layers_block_type "
+        "moe_shared_expert_intermediate_size expand mamba_proj_bias mamba_ssm_cache_dtype "
+        "moe_shared_expert_overlap n_group mlp_hidden_act n_routed_experts mtp_hybrid_override_pattern "
+        "n_groups norm_topk_prob n_shared_experts mtp_layers_block_type norm_eps ssm_state_size "
+        "num_experts_per_tok num_nextn_predict_layers time_step_max time_step_floor num_local_experts "
+        "rescale_prenorm_residual time_step_min time_step_limit num_logits_to_keep routed_scaling_factor "
+        "topk_group time_step_rank residual_in_fp32 use_bias use_conv_bias use_mamba_kernels",
     .read = read_nemotron_h,
     .read_rope = [](const ConfigReader&, DecoderConfig*) {},
 };

@@ -1,11 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <array>
-
 #include "espalier/config/families/family.h"
 #include "espalier/config/sliding_window.h"
 
 namespace espalier {
-
 namespace {
 
 void read_phi3(const ConfigReader& config, const CommonParts& common, DecoderConfig* result) {
@@ -31,9 +28,6 @@ void read_plain_rope(const ConfigReader& config, DecoderConfig* result) {
   read_rope(config, result);
 }
 
-// Only longrope reads original_max_position_embeddings.
-constexpr auto kPhi3Keys = std::to_array<std::string_view>({"original_max_position_embeddings"});
-
 }  // namespace
 
 constexpr ModelFamily kPhi3Family{
@@ -42,7 +36,8 @@ constexpr ModelFamily kPhi3Family{
     .rms_norm_eps = 1e-5,
     .partial_rotary_factor = 1,
     .pad_token_id = 32000,
-    .keys = kPhi3Keys,
+    // Only longrope reads original_max_position_embeddings.
+    .keys = "original_max_position_embeddings",
     .read = read_phi3,
     .read_rope = read_plain_rope,
 };

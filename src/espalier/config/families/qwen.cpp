@@ -1,7 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 // The families of Qwen whose layers all have attention.
-#include <array>
-
 #include "espalier/config/families/experts.h"
 #include "espalier/config/families/family.h"
 #include "espalier/config/sliding_window.h"
@@ -36,10 +34,6 @@ void read_qwen3_moe(const ConfigReader& config, const CommonParts& common, Decod
   set_sparse_layers(config, read_experts(config, "num_experts", /*norm_topk_prob=*/false), result);
 }
 
-constexpr auto kQwen3MoeKeys = std::to_array<std::string_view>(
-    {"decoder_sparse_step", "mlp_only_layers", "moe_intermediate_size", "norm_topk_prob", "num_experts",
-     "num_experts_per_tok", "num_local_experts", "router_aux_loss_coef"});
-
 }  // namespace
 
 constexpr ModelFamily kQwen2Family{
@@ -61,7 +55,9 @@ constexpr ModelFamily kQwen3MoeFamily{
     .model_type = "qwen3_moe",
     .max_position_embeddings = 32768,
     .num_key_value_heads = 4,
-    .keys = kQwen3MoeKeys,
+    .keys =
+        "decoder_sparse_step mlp_only_layers moe_intermediate_size norm_topk_prob num_experts "
+        "num_experts_per_tok num_local_experts router_aux_loss_coef",
     .read = read_qwen3_moe,
 };
 

@@ -2,8 +2,6 @@
 // The families of Qwen with Gated DeltaNet layers.
 #include <fmt/format.h>
 
-#include <array>
-
 #include "espalier/config/families/experts.h"
 #include "espalier/config/families/family.h"
 
@@ -66,19 +64,6 @@ void read_qwen3_next(const ConfigReader& config, const CommonParts& common, Deco
   set_sparse_layers(config, moe, result);
 }
 
-constexpr auto kQwen3NextKeys = std::to_array<std::string_view>(
-    {"decoder_sparse_step", "full_attention_interval", "linear_conv_kernel_dim", "linear_key_head_dim",
-     "linear_num_key_heads", "linear_num_value_heads", "linear_value_head_dim", "mlp_only_layers",
-     "moe_intermediate_size", "norm_topk_prob", "num_experts", "num_experts_per_tok", "num_local_experts",
-     "router_aux_loss_coef", "shared_expert_intermediate_size"});
-
-// Keys without effect on the text decoder: the multi-token prediction heads, which checkpoints carry
-// unchanged, and the dtype of states in inference.
-constexpr auto kQwen35Keys = std::to_array<std::string_view>(
-    {"attn_output_gate", "full_attention_interval", "linear_conv_kernel_dim", "linear_key_head_dim",
-     "linear_num_key_heads", "linear_num_value_heads", "linear_value_head_dim", "mamba_ssm_dtype",
-     "mtp_num_hidden_layers", "mtp_use_dedicated_embeddings"});
-
 void read_qwen3_5_moe(const ConfigReader& config, const CommonParts& common, DecoderConfig* result) {
   read_gated_delta_layers(config, common, result);
   MoeSpec moe = read_experts(config, "num_experts", /*norm_topk_prob=*/true);
@@ -86,14 +71,6 @@ void read_qwen3_5_moe(const ConfigReader& config, const CommonParts& common, Dec
   read_shared_expert(config, &moe);
   for (LayerSpec& layer : result->layers) layer.mlp = moe;
 }
-
-// Keys of multi-token prediction heads and the dtype of states, as in qwen3_5.
-constexpr auto kQwen35MoeKeys = std::to_array<std::string_view>(
-    {"attn_output_gate", "full_attention_interval", "linear_conv_kernel_dim", "linear_key_head_dim",
-     "linear_num_key_heads", "linear_num_value_heads", "linear_value_head_dim", "mamba_ssm_dtype",
-     "moe_intermediate_size", "mtp_num_hidden_layers", "mtp_use_dedicated_embeddings", "norm_topk_prob",
-     "num_experts", "num_experts_per_tok", "num_local_experts", "router_aux_loss_coef",
-     "shared_expert_intermediate_size"});
 
 }  // namespace
 
@@ -103,7 +80,11 @@ constexpr ModelFamily kQwen3NextFamily{
     .num_key_value_heads = 2,
     .head_dim = 256,
     .partial_rotary_factor = 0.25,
-    .keys = kQwen3NextKeys,
+    .keys =
+        "decoder_sparse_step full_attention_interval linear_conv_kernel_dim linear_key_head_dim "
+        "linear_num_key_heads linear_num_value_heads linear_value_head_dim mlp_only_layers "
+        "moe_intermediate_size norm_topk_prob num_experts num_experts_per_tok num_local_experts "
+        "router_aux_loss_coef shared_expert_intermediate_size",
     .read = read_qwen3_next,
 };
 
@@ -114,7 +95,12 @@ constexpr ModelFamily kQwen35Family{
     .head_dim = 256,
     .partial_rotary_factor = 0.25,
     .composite_type = "qwen3_5",
-    .keys = kQwen35Keys,
+    // Keys without effect on the text decoder: the multi-token prediction heads, which checkpoints carry
+    // unchanged, and the dtype of states in inference.
+    .keys =
+        "attn_output_gate full_attention_interval linear_conv_kernel_dim linear_key_head_dim "
+        "linear_num_key_heads linear_num_value_heads linear_value_head_dim mamba_ssm_dtype "
+        "mtp_num_hidden_layers mtp_use_dedicated_embeddings",
     .read = read_gated_delta_layers,
 };
 
@@ -126,7 +112,12 @@ constexpr ModelFamily kQwen35MoeFamily{
     .partial_rotary_factor = 0.25,
     .composite_type = "qwen3_5_moe",
     .only_experts = true,
-    .keys = kQwen35MoeKeys,
+    // Keys of multi-token prediction heads and the dtype of states, as in qwen3_5.
+    .keys =
+        "attn_output_gate full_attention_interval linear_conv_kernel_dim linear_key_head_dim "
+        "linear_num_key_heads linear_num_value_heads linear_value_head_dim mamba_ssm_dtype "
+        "moe_intermediate_size mtp_num_hidden_layers mtp_use_dedicated_embeddings norm_topk_prob num_experts "
+        "num_experts_per_tok num_local_experts router_aux_loss_coef shared_expert_intermediate_size",
     .read = read_qwen3_5_moe,
 };
 

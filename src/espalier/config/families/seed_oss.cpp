@@ -1,11 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <array>
-
 #include "espalier/config/families/family.h"
 #include "espalier/config/sliding_window.h"
 
 namespace espalier {
-
 namespace {
 
 void read_seed_oss(const ConfigReader& config, const CommonParts& common, DecoderConfig* result) {
@@ -21,8 +18,6 @@ void read_seed_oss(const ConfigReader& config, const CommonParts& common, Decode
   result->layers.assign(result->layers.size(), {attention, mlp});
 }
 
-constexpr auto kSeedOssKeys = std::to_array<std::string_view>({"attention_out_bias", "residual_dropout"});
-
 }  // namespace
 
 constexpr ModelFamily kSeedOssFamily{
@@ -32,7 +27,7 @@ constexpr ModelFamily kSeedOssFamily{
     .head_dim = 128,
     .null_head_dim = true,
     .pad_token_id = 1,
-    .keys = kSeedOssKeys,
+    .keys = "attention_out_bias residual_dropout",
     .read = read_seed_oss,
 };
 

@@ -1,13 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <fmt/format.h>
 
-#include <array>
-
 #include "espalier/config/families/family.h"
 #include "espalier/config/sliding_window.h"
 
 namespace espalier {
-
 namespace {
 
 /// For each layer, whether it rotates queries and keys.
@@ -42,10 +39,6 @@ void read_smollm3(const ConfigReader& config, const CommonParts& common, Decoder
   read_window(config, uses_window, layers, result);
 }
 
-// Transformers ignores pretraining_tp, which the first release has.
-constexpr auto kSmolLm3Keys =
-    std::to_array<std::string_view>({"no_rope_layer_interval", "no_rope_layers", "pretraining_tp"});
-
 }  // namespace
 
 constexpr ModelFamily kSmolLm3Family{
@@ -55,7 +48,8 @@ constexpr ModelFamily kSmolLm3Family{
     .rope_theta = 2000000,
     .tie_word_embeddings = true,
     .pad_token_id = 128004,
-    .keys = kSmolLm3Keys,
+    // Transformers ignores pretraining_tp, which the first release has.
+    .keys = "no_rope_layer_interval no_rope_layers pretraining_tp",
     .read = read_smollm3,
 };
 

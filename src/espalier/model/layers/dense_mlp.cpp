@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "espalier/model/layers/dense_mlp.h"
+#include "espalier/model/layers/mlps.h"
 
 #include <ATen/ATen.h>
 #include <ATen/record_function.h>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "espalier/model/layers/gated_delta.h"
+#include "espalier/model/layers/mixers.h"
 
 #include <ATen/ATen.h>
 #include <ATen/record_function.h>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// tree_attention by a library that Python knows (python/espalier/library_attention.py: cudnn.flex_attention).
+// tree_attention by a library that Python knows (python/espalier/kernels/attention.py: cudnn.flex_attention).
 // Its implementations of the operators espalier::tree_attention_library and its backward are found by the
 // dispatcher.
 #pragma once
@@ -17,8 +17,8 @@ namespace espalier::library {
 /// where it does not, and where nothing is registered, as in a process without Python.
 std::string name(int64_t device);
 
-/// Whether tree_attention asks it first on the device, for inputs that it serves, as cuda_kernels() has it: on
-/// a CPU only where it is named.
+/// Whether tree_attention asks it first on the device, for inputs that it serves, as cuda_kernels() has it:
+/// on a CPU only where it is named.
 bool is_chosen(const c10::Device& device);
 
 /// As espalier::tree_attention and its backward; nothing where the library does not serve the device, the

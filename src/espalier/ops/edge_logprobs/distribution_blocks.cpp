@@ -50,10 +50,10 @@ class Logits {
     return {divide_by_temperature(z, block), squashed};
   }
 
-  /// Gradients of hidden weight^T + bias from those of z, in place.
+  /// Gradients of hidden weight^T + bias from those of z, in place of these and of `squashed`.
   at::Tensor to_product(at::Tensor grad, const Block& logits, const LogitRange& block) const {
     divide_by_temperature(grad, block);
-    if (logits.squashed.defined()) grad.mul_(logits.squashed.square().neg_().add_(1));
+    if (logits.squashed.defined()) grad.mul_(logits.squashed.square_().neg_().add_(1));
     return given_.logit_scale == 1 ? grad : grad.mul_(given_.logit_scale);
   }
 

@@ -14,35 +14,6 @@
 namespace espalier {
 namespace {
 
-// The first tensor that is not finite, and the number of others.
-class Findings {
- public:
-  void add(const std::string& what, const std::string& fault) {
-    if (fault.empty()) return;
-    if (count_++ == 0) first_ = fmt::format("{} {}", what, fault);
-  }
-
-  std::string text(const char* others) const {
-    if (count_ <= 1) return first_;
-    return fmt::format("{}, and so do {} other {}", first_, count_ - 1, others);
-  }
-
- private:
-  int64_t count_ = 0;
-  std::string first_;
-};
-
-std::string nonfinite_gradients(const Decoder& decoder) {
-  Findings findings;
-  const std::vector<at::Tensor> gradients = decoder.gradients();
-  for (size_t i = 0; i < gradients.size(); ++i) {
-    if (gradients[i].defined())
-      findings.add(fmt::format("the gradient of `{}`", decoder.parameters()[i].name),
-                   nonfinite_text(gradients[i]));
-  }
-  return findings.text("gradients");
-}
-
 // A token with an extreme value, for messages.
 struct Place {
   int64_t row = -1;
@@ -57,6 +28,7 @@ struct Place {
 struct TermFindings {
   int64_t nonfinite = 0;  // terms whose log-probability is not finite
   Place first_nonfinite;
+  std::vector<int64_t> nonfinite_rows;
   double largest_share = 0;  // largest |coefficient * advantage * ratio|
   Place largest;
 };
@@ -74,6 +46,8 @@ TermFindings look_at_terms(const Step& step, const Loss& loss, const std::vector
       const Place place{row, term.position, logprobs[token]};
       if (!std::isfinite(place.logprob)) {
         if (findings.nonfinite++ == 0) findings.first_nonfinite = place;
+        std::vector<int64_t>& rows = findings.nonfinite_rows;
+        if (rows.empty() || rows.back() != row) rows.push_back(row);
       } else if (has_ratio && trajectories.logprobs.has(row)) {
         const double advantage = loss.column(TermColumn::kAdvantage, row, term.position);
         if (clips_ratio(objective.options().kind) && advantage >= 0)
@@ -96,9 +70,10 @@ std::string suspicious_terms(const Decoder& decoder, const Step& step, const Los
   compute_logprobs(decoder, trajectories, step, &logprobs);
   const TermFindings found = look_at_terms(step, loss, logprobs);
   if (found.nonfinite > 0) {
-    return fmt::format("the log-probability of {} is {} ({} of {} tokens with loss are not finite)",
-                       found.first_nonfinite.text(trajectories), found.first_nonfinite.logprob,
-                       found.nonfinite, step.terms.values.size());
+    return fmt::format(
+        "the log-probability of {} is {} ({} of {} tokens with loss are not finite, in rows {})",
+        found.first_nonfinite.text(trajectories), found.first_nonfinite.logprob, found.nonfinite,
+        step.terms.values.size(), row_list(trajectories, found.nonfinite_rows));
   }
   // Below this bound the gradient does not overflow float32.
   if (found.largest_share <= 1e25) return "";
@@ -126,22 +101,65 @@ bool is_norm(std::string_view module) {
 }  // namespace
 
 std::string nonfinite_parameters(const Decoder& decoder) {
-  Findings findings;
-  for (const Parameter& parameter : decoder.parameters())
-    findings.add(fmt::format("`{}`", parameter.name), nonfinite_text(parameter.value));
-  return findings.text("parameters");
+  std::string first;
+  int64_t count = 0;
+  for (const Parameter& parameter : decoder.parameters()) {
+    const std::string fault = nonfinite_text(parameter.value);
+    if (!fault.empty() && count++ == 0) first = fmt::format("`{}` {}", parameter.name, fault);
+  }
+  return count > 1 ? fmt::format("{}, and so do {} other parameters", first, count - 1) : first;
 }
 
 std::string explain_nonfinite(const Decoder& decoder, const Step& step, const Loss& loss) {
   const std::string parameters = nonfinite_parameters(decoder);
   if (!parameters.empty()) return parameters;
   std::vector<std::string> findings;
-  const std::string gradients = nonfinite_gradients(decoder);
+  const std::string gradient = worst_gradient(decoder);
   const std::string terms = suspicious_terms(decoder, step, loss);
-  for (const std::string& finding : {terms, gradients}) {
+  const std::string rows = "the step has rows " + row_list(loss.trajectories(), step.rows);
+  for (const std::string& finding : {terms, gradient, rows}) {
     if (!finding.empty()) findings.push_back(finding);
   }
   return fmt::format("{}", fmt::join(findings, "; "));
+}
+
+std::string worst_gradient(const Decoder& decoder) {
+  const std::vector<at::Tensor> gradients = decoder.gradients();
+  double worst_share = 0, largest_norm = -1;
+  size_t worst = 0, largest = 0;
+  int64_t nonfinite = 0;
+  for (size_t i = 0; i < gradients.size(); ++i) {
+    if (!gradients[i].defined()) continue;
+    const double share = 1 - gradients[i].isfinite().mean(at::kDouble).item<double>();
+    if (share > 0) ++nonfinite;
+    if (share > worst_share) {
+      worst_share = share;
+      worst = i;
+    }
+    const double norm = global_norm({gradients[i]});
+    if (norm > largest_norm) {
+      largest_norm = norm;
+      largest = i;
+    }
+  }
+  const auto name = [&](size_t i) { return decoder.parameters()[i].name; };
+  if (nonfinite > 0) {
+    return fmt::format("the gradient of `{}` {}{}", name(worst), nonfinite_text(gradients[worst]),
+                       nonfinite > 1 ? fmt::format(", and so do {} other gradients", nonfinite - 1) : "");
+  }
+  if (largest_norm < 0) return "";
+  return fmt::format("the largest gradient is that of `{}`, with norm {:.3g}", name(largest), largest_norm);
+}
+
+std::string row_list(const Trajectories& trajectories, const std::vector<int64_t>& rows) {
+  constexpr size_t kShown = 5;
+  std::vector<std::string> names;
+  for (size_t i = 0; i < std::min(rows.size(), kShown); ++i) {
+    const std::string name = trajectories.name(rows[i]);
+    names.push_back(name == std::to_string(rows[i]) ? name : fmt::format("{} (`{}`)", rows[i], name));
+  }
+  if (rows.size() > kShown) names.push_back(fmt::format("and {} more", rows.size() - kShown));
+  return fmt::format("{}", fmt::join(names, ", "));
 }
 
 std::string module_kind(std::string_view parameter) {

@@ -2,6 +2,7 @@
 // What tells how a step went: values that are not finite, and norms of gradients by kind of module.
 #pragma once
 
+#include <cstdint>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -18,9 +19,16 @@ namespace espalier {
 std::string nonfinite_parameters(const Decoder& decoder);
 
 /// Explains why the loss or the gradients of a step are not finite. Checks parameters, log-probabilities
-/// (which are recomputed) by trajectory and token, policy ratios too large for float32, and gradients by
-/// parameter. One clause per finding, joined by "; ".
+/// (which are recomputed) by trajectory and token, and policy ratios too large for float32; names the worst
+/// gradient and the rows of the step. One clause per finding, joined by "; ".
 std::string explain_nonfinite(const Decoder& decoder, const Step& step, const Loss& loss);
+
+/// The parameter whose gradient has the largest share of values that are not finite, and how many others have
+/// such values; if all are finite, the one whose gradient has the largest norm. "" without gradients.
+std::string worst_gradient(const Decoder& decoder);
+
+/// Trajectories as text: numbers and names of the first few, number of the others.
+std::string row_list(const Trajectories& trajectories, const std::vector<int64_t>& rows);
 
 /// The kind of module of a parameter, by its name in the checkpoint. In a layer: `norm`, `experts`, `router`,
 /// or else the module of the layer, such as `self_attn` and `mlp`. Outside of layers: the module, such as

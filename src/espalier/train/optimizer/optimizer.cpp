@@ -146,6 +146,26 @@ std::vector<Optimizer::Named> Optimizer::state() const {
   return state;
 }
 
+Optimizer Optimizer::copy_for(const Decoder& decoder) const {
+  Optimizer copy = *this;
+  copy.decoder_ = &decoder;
+  const auto to_host = [](at::Tensor& tensor) {
+    tensor = tensor.to(at::kCPU, tensor.scalar_type(), false, true);
+  };
+  to_host(copy.steps_done_);
+  std::ranges::for_each(copy.exp_avgs_, to_host);
+  std::ranges::for_each(copy.exp_avg_sqs_, to_host);
+  for (size_t i = 0; i < masters_.size(); ++i) {
+    const at::Tensor value = decoder.parameters()[i].value;
+    if (value.scalar_type() == at::kBFloat16) {
+      to_host(copy.masters_[i]);
+    } else {
+      copy.masters_[i] = value.detach();
+    }
+  }
+  return copy;
+}
+
 std::string Optimizer::nonfinite_state() const {
   for (const Named& entry : state()) {
     const std::string fault = nonfinite_text(entry.tensor);

@@ -55,6 +55,9 @@ class Optimizer {
   /// "" if all state is finite; otherwise the name of a tensor that is not, and its values.
   std::string nonfinite_state() const;
 
+  /// A copy of the state in host memory, for `decoder`, a copy of the decoder.
+  Optimizer copy_for(const Decoder& decoder) const;
+
   /// State by name: `master.NAME` (bfloat16 models), `exp_avg.NAME`, `exp_avg_sq.NAME`, `step`. Throws
   /// NonFiniteError if values are not finite.
   void save(const std::filesystem::path& file) const;

@@ -70,18 +70,40 @@ fs::path path_before(const fs::path& folder) {
   return folder.parent_path() / fmt::format(".{}{}", folder.filename().string(), kBeforeSuffix);
 }
 
-void fill_checkpoint(const fs::path& folder, const CheckpointOptions& options, const Decoder& decoder,
-                     const Optimizer& optimizer, const RunState& state) {
+void write_weights(const fs::path& folder, const CheckpointOptions& options, const Decoder& decoder) {
   if (decoder.has_adapter()) {
     save_adapter(decoder.config(), decoder.adapter(), folder, options.save_dtype);
   } else {
     options.source.save(decoder, folder, options.save_dtype);
   }
+}
+
+void fill_checkpoint(const fs::path& folder, const CheckpointOptions& options, const Decoder& decoder,
+                     const Optimizer& optimizer, const RunState& state) {
+  write_weights(folder, options, decoder);
   optimizer.save(folder / kOptimizerFile);
   const at::ScalarType dtype = decoder.parameters().front().value.scalar_type();
   if (options.save_dtype != dtype) save_exact_weights(folder / kWeightsFile, decoder);
-  write_text(folder / kStateFile, to_text(state));
+  write_text(folder / kStateFile, to_json(state).dump(2) + "\n");
   write_manifest(folder, checkpoint_name(state.step));
+}
+
+// Renames `partial` to `folder`, replacing what is there.
+void commit_over(PartialFolder* partial, const fs::path& folder) {
+  const fs::path before = path_before(folder);
+  const bool replaces = fs::exists(folder);
+  if (replaces) {
+    fs::remove_all(before);
+    fs::rename(folder, before);
+  }
+  std::error_code ignored;
+  try {
+    partial->commit();
+  } catch (...) {
+    if (replaces) fs::rename(before, folder, ignored);
+    throw;
+  }
+  if (replaces) fs::remove_all(before, ignored);
 }
 
 }  // namespace
@@ -97,20 +119,7 @@ void replace_checkpoint(const fs::path& folder, const CheckpointOptions& options
                         const Optimizer& optimizer, const RunState& state) {
   PartialFolder partial(folder);
   fill_checkpoint(partial.path(), options, decoder, optimizer, state);
-  const fs::path before = path_before(folder);
-  const bool replaces = fs::exists(folder);
-  if (replaces) {
-    fs::remove_all(before);
-    fs::rename(folder, before);
-  }
-  std::error_code ignored;
-  try {
-    partial.commit();
-  } catch (...) {
-    if (replaces) fs::rename(before, folder, ignored);
-    throw;
-  }
-  if (replaces) fs::remove_all(before, ignored);
+  commit_over(&partial, folder);
 }
 
 fs::path best_checkpoint_folder(const fs::path& run_folder) {
@@ -129,9 +138,11 @@ int64_t step_of(const fs::path& folder) {
   return plain && step >= 0 ? step : -1;
 }
 
-std::vector<fs::path> checkpoints(const fs::path& run_folder) {
+namespace {
+
+// The step folders in `parent`, highest step first.
+std::vector<fs::path> step_folders(const fs::path& parent) {
   std::vector<fs::path> folders;
-  const fs::path parent = run_folder / kFolder;
   if (!fs::is_directory(parent)) return folders;
   for (const auto& entry : fs::directory_iterator(parent)) {
     if (entry.is_directory() && step_of(entry.path()) >= 0) folders.push_back(entry.path());
@@ -141,7 +152,14 @@ std::vector<fs::path> checkpoints(const fs::path& run_folder) {
   return folders;
 }
 
-namespace {
+void remove_older(const fs::path& parent, int64_t keep_last, int64_t keep_every) {
+  const std::vector<fs::path> folders = step_folders(parent);
+  for (auto i = static_cast<size_t>(keep_last); i < folders.size(); ++i) {
+    if (keep_every > 0 && step_of(folders[i]) % keep_every == 0) continue;
+    const PartialFolder removed(folders[i]);
+    fs::rename(folders[i], removed.path());
+  }
+}
 
 /// Restores a checkpoint that a killed process was replacing, or removes it if the new one is in place.
 void put_back_replaced(const fs::path& parent) {
@@ -162,20 +180,43 @@ void put_back_replaced(const fs::path& parent) {
   }
 }
 
-}  // namespace
-
-void sweep_unfinished_checkpoints(const fs::path& run_folder, bool all) {
+void sweep_unfinished(const fs::path& parent, bool all) {
   std::vector<fs::path> found;
   std::error_code error;
-  for (fs::directory_iterator entry(run_folder / kFolder, error), end; !error && entry != end;
-       entry.increment(error)) {
+  for (fs::directory_iterator entry(parent, error), end; !error && entry != end; entry.increment(error)) {
     const std::string name = entry->path().filename().string();
     const bool partial = name.size() > kPartialPrefix.size() + kPartialSuffix.size() &&
                          name.starts_with(kPartialPrefix) && name.ends_with(kPartialSuffix);
     if (partial && (all || is_left_over(name))) found.push_back(entry->path());
   }
   for (const fs::path& folder : found) fs::remove_all(folder, error);
-  if (all) put_back_replaced(run_folder / kFolder);
+  if (all) put_back_replaced(parent);
+}
+
+}  // namespace
+
+std::vector<fs::path> checkpoints(const fs::path& run_folder) {
+  return step_folders(run_folder / kFolder);
+}
+
+void remove_old_checkpoints(const fs::path& run_folder, int64_t keep_last, int64_t keep_every) {
+  if (keep_last > 0) remove_older(run_folder / kFolder, keep_last, keep_every);
+}
+
+void sweep_unfinished_checkpoints(const fs::path& run_folder, bool all) {
+  sweep_unfinished(run_folder / kFolder, all);
+}
+
+fs::path publish_weights(const fs::path& parent, const CheckpointOptions& options, const Decoder& decoder,
+                         int64_t step) {
+  fs::path folder = parent / checkpoint_name(step);
+  sweep_unfinished(parent, /*all=*/false);
+  PartialFolder partial(folder);
+  write_weights(partial.path(), options, decoder);
+  write_manifest(partial.path(), checkpoint_name(step));
+  commit_over(&partial, folder);
+  remove_older(parent, /*keep_last=*/2, /*keep_every=*/0);
+  return folder;
 }
 
 void load_checkpoint(const fs::path& checkpoint, Decoder* decoder, Optimizer* optimizer) {

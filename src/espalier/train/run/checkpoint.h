@@ -45,6 +45,12 @@ void write_checkpoint(const std::filesystem::path& folder, const CheckpointOptio
 void replace_checkpoint(const std::filesystem::path& folder, const CheckpointOptions& options,
                         const Decoder& decoder, const Optimizer& optimizer, const RunState& state);
 
+/// Writes the weights or the adapter of `decoder`, without training state, as PARENT/step_N for other
+/// programs, with a manifest. Replaces a folder of that name (replace_checkpoint), and removes all but the
+/// newest two and what killed processes have left. Returns the folder. Throws like save_checkpoint.
+std::filesystem::path publish_weights(const std::filesystem::path& parent, const CheckpointOptions& options,
+                                      const Decoder& decoder, int64_t step);
+
 /// RUN/checkpoints/step_N.
 std::filesystem::path checkpoint_folder(const std::filesystem::path& run_folder, int64_t step);
 
@@ -53,6 +59,11 @@ std::filesystem::path best_checkpoint_folder(const std::filesystem::path& run_fo
 
 /// The step folders of a run, highest N first, without unfinished ones.
 std::vector<std::filesystem::path> checkpoints(const std::filesystem::path& run_folder);
+
+/// Removes the checkpoints of a run except its newest `keep_last` (0: keeps all) and those of steps that are
+/// multiples of `keep_every` (0: none). Each is renamed before it is removed, so a killed process leaves no
+/// part of it under its name (see sweep_unfinished_checkpoints).
+void remove_old_checkpoints(const std::filesystem::path& run_folder, int64_t keep_last, int64_t keep_every);
 
 /// N of a folder named step_N; -1 for any other name.
 int64_t step_of(const std::filesystem::path& folder);

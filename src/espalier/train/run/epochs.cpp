@@ -2,7 +2,6 @@
 #include "espalier/train/run/epochs.h"
 
 #include <ATen/record_function.h>
-#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <array>
@@ -12,6 +11,7 @@
 #include <utility>
 
 #include "espalier/base/rng.h"
+#include "espalier/train/optimizer/diagnosis.h"
 
 namespace espalier {
 
@@ -155,18 +155,6 @@ std::vector<bool> rows_with_loss(const Trajectories& trajectories) {
       result[row] = trajectories.loss_weights[i] > 0;
   }
   return result;
-}
-
-// The trajectories of a step as text: names of the first few, number of the others.
-std::string row_list(const Trajectories& trajectories, const std::vector<int64_t>& rows) {
-  constexpr size_t kShown = 5;
-  std::vector<std::string> names;
-  for (size_t i = 0; i < std::min(rows.size(), kShown); ++i) {
-    const std::string name = trajectories.name(rows[i]);
-    names.push_back(name == std::to_string(rows[i]) ? name : fmt::format("{} (`{}`)", rows[i], name));
-  }
-  if (rows.size() > kShown) names.push_back(fmt::format("and {} more", rows.size() - kShown));
-  return fmt::format("{}", fmt::join(names, ", "));
 }
 
 }  // namespace

@@ -13,7 +13,7 @@
 #include "espalier/base/check.h"
 #include "espalier/base/hash.h"
 #include "espalier/base/safetensors.h"
-#include "espalier/config/router_shape.h"
+#include "espalier/config/layer_spec.h"
 #include "espalier/data/trajectories.h"
 #include "espalier/engine/batch.h"
 #include "espalier/engine/cost.h"

@@ -44,6 +44,15 @@ void compare(const Json& before, const Json& now, const Json& defaults, const Di
   }
 }
 
+// How refusals begin, and what they advise.
+struct Words {
+  const char* title;
+  const char* advice;
+};
+constexpr Words kResume{"--resume", "resume with the same, or start a new run in another --out"};
+constexpr Words kRepeat{"rerun",
+                        "bring back what the run had, or start a new one with its config.toml as --config"};
+
 constexpr const char* kNewSchedule =
     ": the learning rate continues as in a run of so many steps, and falls to 0 at the last one";
 
@@ -54,17 +63,15 @@ std::string shown(const Json& value, const Json& other) {
   return value.dump();
 }
 
-void check_settings(const RunState& saved, const RunState& now, const std::string& where, const Note& note) {
+void check_settings(const Words& words, const RunState& saved, const RunState& now, const Note& note) {
   if (!saved.settings) {
     note("the checkpoint has no settings of its run (an older Espalier wrote it): they are not compared");
     return;
   }
   const RunSettings defaults = run_settings(TrainOptions{});
   const auto refuse = [&](const std::string& name, const Json& was, const Json& is) {
-    throw InputError(fmt::format(
-        "--resume: {} was {} in the run that wrote {}, received {}; resume with the same flags, or start a "
-        "new run in another --out",
-        name, shown(was, is), where, shown(is, was)));
+    throw InputError(fmt::format("{}: {} was {} in the run, received {}; {}", words.title, name,
+                                 shown(was, is), shown(is, was), words.advice));
   };
   compare(saved.settings->fixed, now.settings->fixed, defaults.fixed, refuse);
   compare(saved.settings->adjustable, now.settings->adjustable, defaults.adjustable,
@@ -79,27 +86,24 @@ void check_settings(const RunState& saved, const RunState& now, const std::strin
 constexpr std::string_view kFreeInConfig[] = {"torch_dtype", "dtype", "transformers_version", "_name_or_path",
                                               "use_cache"};
 
-void check_model(const Json& saved, const Json& now) {
+void check_model(const Words& words, const Json& saved, const Json& now) {
   const auto difference = config_difference(saved, now);
   if (!difference) return;
   throw InputError(
-      fmt::format("--resume: the run has another model: {} is {} in its config.json, in that of --model "
-                  "{}; resume with the same model, or start a new run in another --out",
-                  difference->key, difference->before, difference->now));
+      fmt::format("{}: the run has another model: {} is {} in its config.json, in that of --model {}; {}",
+                  words.title, difference->key, difference->before, difference->now, words.advice));
 }
 
-// Checks the files that checkpoints of an adapter do not contain.
-void check_files(const RunState& saved, const RunState& now) {
+void check_files(const Words& words, const RunState& saved, const RunState& now) {
   for (const char* flag : {"model", "adapter"}) {
     const auto before = saved.file_hashes.find(flag), after = now.file_hashes.find(flag);
     const bool had = before != saved.file_hashes.end(), has = after != now.file_hashes.end();
     ESPALIER_CHECK(had == has && (!had || before->second == after->second),
-                   "--resume: the run began with {} --{}; resume with the same files, or start a new run in "
-                   "another --out",
+                   "{}: the run began with {} --{}; {}", words.title,
                    !had  ? "no"
                    : has ? "other files in"
                          : "an",
-                   flag);
+                   flag, words.advice);
   }
 }
 
@@ -121,9 +125,10 @@ std::vector<std::string> used_columns(const TrainOptions& options) {
   return columns;
 }
 
-void check_data(const RunState& saved, const RunState& now, const TrainOptions& options, const Note& note) {
+void check_data(const Words& words, const RunState& saved, const RunState& now, const TrainOptions& options,
+                const Note& note) {
   ESPALIER_CHECK(saved.data_rows == now.data_rows && saved.data_tokens == now.data_tokens,
-                 "--resume: the run was on {} trajectories with {} tokens, the data has {} with {}",
+                 "{}: the run was on {} trajectories with {} tokens, the data has {} with {}", words.title,
                  saved.data_rows, saved.data_tokens, now.data_rows, now.data_tokens);
   if (saved.data_hashes.empty()) {
     note(
@@ -134,12 +139,12 @@ void check_data(const RunState& saved, const RunState& now, const TrainOptions& 
   for (const std::string& column : used_columns(options)) {
     const auto before = saved.data_hashes.find(column), after = now.data_hashes.find(column);
     const bool had = before != saved.data_hashes.end(), has = after != now.data_hashes.end();
-    ESPALIER_CHECK(
-        had == has && (!had || before->second == after->second),
-        "--resume: the data's {} {}; resume with the same data, or start a new run in another --out", column,
-        had && has ? "are not those that the run was trained on"
-        : had      ? "are missing, and the run was trained on some"
-                   : "were not there when the run began");
+    ESPALIER_CHECK(had == has && (!had || before->second == after->second), "{}: the data's {} {}; {}",
+                   words.title, column,
+                   had && has ? "are not those that the run was trained on"
+                   : had      ? "are missing, and the run was trained on some"
+                              : "were not there when the run began",
+                   words.advice);
   }
 }
 
@@ -160,13 +165,15 @@ class Resuming {
       saved = read_run_state(folder);
       config =
           saved.model_config.is_null() ? read_json_file<Json>(folder / "config.json") : saved.model_config;
+    } catch (const NewerFormatError&) {
+      throw;  // not damaged: that Espalier can continue it
     } catch (const InputError& error) {
       return error.what();
     }
-    check_model(config, now_.source.config());
-    check_settings(saved, now_.state, folder.string(), note_);
-    check_files(saved, now_.state);
-    check_data(saved, now_.state, now_.options, note_);
+    check_model(kResume, config, now_.source.config());
+    check_settings(kResume, saved, now_.state, note_);
+    check_files(kResume, saved, now_.state);
+    check_data(kResume, saved, now_.state, now_.options, note_);
     try {
       load_checkpoint(folder, decoder_, optimizer_);
     } catch (const InputError& error) {
@@ -191,6 +198,16 @@ fs::path set_aside(const fs::path& folder) {
   fs::rename(folder, aside, error);
   ESPALIER_CHECK(!error, "cannot rename {} to {}: {}", folder.string(), aside.string(), error.message());
   return aside;
+}
+
+// The checkpoints of a run and those that went to its rescue folder, newest first.
+std::vector<fs::path> all_checkpoints(const TrainOptions& options) {
+  std::vector<fs::path> folders = checkpoints(options.out);
+  if (options.rescue_dir.empty()) return folders;
+  const std::vector<fs::path> rescued = checkpoints(options.rescue_dir);
+  folders.insert(folders.end(), rescued.begin(), rescued.end());
+  std::ranges::stable_sort(folders, std::ranges::greater{}, step_of);
+  return folders;
 }
 
 }  // namespace
@@ -228,13 +245,28 @@ std::string manifest_fault(const fs::path& folder, const std::string& name, cons
   return "";
 }
 
+void check_repeats(const RunState& saved, const RunState& now, const TrainOptions& options) {
+  const Note no_note = [](const std::string&) {};
+  check_model(kRepeat, saved.model_config, now.model_config);
+  check_files(kRepeat, saved, now);
+  check_settings(kRepeat, saved, now, no_note);
+  check_data(kRepeat, saved, now, options, no_note);
+  const auto held_out = [](const RunState& state) {
+    return state.evaluation ? state.evaluation->data_hashes : std::map<std::string, std::string>{};
+  };
+  ESPALIER_CHECK(held_out(saved) == held_out(now), "{}: the rows of --eval-data have changed; {}",
+                 kRepeat.title, kRepeat.advice);
+}
+
 void check_not_begun(const TrainOptions& options) {
   if (options.resume) return;
-  const std::vector<fs::path> folders = checkpoints(options.out);
-  ESPALIER_CHECK(
-      folders.empty(),
-      "{} holds a run already (newest checkpoint {}): pass --resume to continue it or choose another --out",
-      options.out.string(), folders.front().filename().string());
+  const std::vector<fs::path> folders = all_checkpoints(options);
+  if (folders.empty()) return;
+  const fs::path newest = folders.front();
+  throw InputError(fmt::format(
+      "{} holds a run already (newest checkpoint {}): pass --resume to continue it or choose another --{}",
+      newest.parent_path().parent_path().string(), newest.filename().string(),
+      newest == checkpoint_folder(options.out, step_of(newest)) ? "out" : "rescue-dir"));
 }
 
 std::string trained_column_hash(const fs::path& run_folder, const std::string& column) {
@@ -250,15 +282,15 @@ std::string trained_column_hash(const fs::path& run_folder, const std::string& c
   return "";
 }
 
-int64_t resume(const RunNow& now, Decoder* decoder, Optimizer* optimizer, const Note& maybe_note) {
+fs::path resume(const RunNow& now, Decoder* decoder, Optimizer* optimizer, const Note& maybe_note) {
   const TrainOptions& options = now.options;
   const Note note = maybe_note ? maybe_note : [](const std::string&) {};
   check_not_begun(options);
-  if (!options.resume) return 0;
-  const std::vector<fs::path> folders = checkpoints(options.out);
+  if (!options.resume) return {};
+  const std::vector<fs::path> folders = all_checkpoints(options);
   if (folders.empty()) {
     note(fmt::format("no checkpoint in {}: starting from the model", options.out.string()));
-    return 0;
+    return {};
   }
   const Resuming resuming(now, decoder, optimizer, note);
   std::vector<std::string> faults;
@@ -273,7 +305,7 @@ int64_t resume(const RunNow& now, Decoder* decoder, Optimizer* optimizer, const 
                        set_aside(folders[i]).filename().string()));
     }
     if (!faults.empty()) note(fmt::format("falling back to {}", folder.string()));
-    return step_of(folder);
+    return folder;
   }
   throw InputError(fmt::format(
       "--resume: no checkpoint of {} is intact: {} cannot be used: {}{}", options.out.string(),

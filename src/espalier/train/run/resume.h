@@ -25,19 +25,24 @@ struct RunNow {
   const RunState& state;
 };
 
-/// Throws InputError if options.out contains a run and options do not ask to resume it.
+/// Throws InputError if options.out or options.rescue_dir contains a run and options do not ask to resume it.
 void check_not_begun(const TrainOptions& options);
 
 /// Hash (content_hashes) of a column of the rows that checkpoints of a run were trained on; "" if there
 /// are no checkpoints or they have no hashes.
 std::string trained_column_hash(const std::filesystem::path& run_folder, const std::string& column);
 
-/// Loads decoder and optimiser from a checkpoint of options.out and returns its step; 0 for a new run. Uses
-/// the newest checkpoint that matches its manifest and is finite; newer ones are renamed to step_N.damaged
-/// and their faults are reported to `note`. Throws InputError if options.out contains a run that is not to be
-/// resumed, no checkpoint is usable, or flags, model or data differ from those of the run.
-int64_t resume(const RunNow& now, Decoder* decoder, Optimizer* optimizer,
-               const std::function<void(const std::string&)>& note);
+/// Loads decoder and optimiser from a checkpoint of options.out or options.rescue_dir and returns its folder;
+/// empty for a new run. Uses the newest checkpoint that matches its manifest and is finite; newer ones are
+/// renamed to step_N.damaged and their faults are reported to `note`. Throws InputError if options.out
+/// contains a run that is not to be resumed, no checkpoint is usable, the newest one has a newer format, or
+/// flags, model or data differ from those of the run.
+std::filesystem::path resume(const RunNow& now, Decoder* decoder, Optimizer* optimizer,
+                             const std::function<void(const std::string&)>& note);
+
+/// Throws InputError unless a run whose state before the first step is `now` repeats the one that began with
+/// `saved`: names the first difference of model, settings, data or held-out data.
+void check_repeats(const RunState& saved, const RunState& now, const TrainOptions& options);
 
 /// A key of config.json that differs, with both values as JSON.
 struct ConfigDifference {

@@ -33,7 +33,7 @@ nlohmann::ordered_json mix_settings(const std::vector<MixSource>& mix) {
 using Json = nlohmann::ordered_json;
 
 // Incremented when the meaning of the file changes. The oldest files have no format.
-constexpr int64_t kFormat = 3;
+constexpr int64_t kFormat = 4;  // 4: skipped_steps; a step need not have an update
 
 // An integer >= `least` that fits int64_t. nlohmann::json stores larger ones as unsigned and would convert
 // them with wrap-around.
@@ -116,19 +116,22 @@ RunState run_state_of(const Trajectories& trajectories, const TrainOptions& opti
   if (options.scheduler != SchedulerKind::kConstant) {
     state.settings->adjustable[kScheduledSteps] = total_steps(trajectories, options);
   }
-  if (!options.trains_adapter()) return state;
-  state.model_config = read_json_file<Json>(options.model / "config.json");
-  state.file_hashes["model"] = weights_hash(options.model);
-  if (!options.adapter.empty()) {
-    state.file_hashes["adapter"] =
-        hash_file(options.adapter / kAdapterConfigFile) + hash_file(options.adapter / kAdapterWeightsFile);
-  }
+  if (options.trains_adapter()) add_source(options, &state);
   return state;
 }
 
-std::string to_text(const RunState& state) {
+void add_source(const TrainOptions& options, RunState* state) {
+  state->model_config = read_json_file<Json>(options.model / "config.json");
+  state->file_hashes["model"] = weights_hash(options.model);
+  if (options.adapter.empty()) return;
+  state->file_hashes["adapter"] =
+      hash_file(options.adapter / kAdapterConfigFile) + hash_file(options.adapter / kAdapterWeightsFile);
+}
+
+Json to_json(const RunState& state) {
   Json json = {{"format", kFormat},
                {"step", state.step},
+               {"skipped_steps", state.skipped_steps},
                {"data_rows", state.data_rows},
                {"data_tokens", state.data_tokens},
                {"data_hashes", state.data_hashes}};
@@ -146,21 +149,27 @@ std::string to_text(const RunState& state) {
                           {"since_best", state.evaluation->since_best},
                           {"data_hashes", state.evaluation->data_hashes}};
   }
-  return json.dump(2) + "\n";
+  return json;
 }
 
 RunState read_state_of_any_folder(const std::filesystem::path& checkpoint) {
   const std::string file = (checkpoint / kStateFile).string();
-  const Json json = Json::parse(read_text(file), nullptr, /*allow_exceptions=*/false);
+  return state_from_json(Json::parse(read_text(file), nullptr, /*allow_exceptions=*/false), file);
+}
+
+RunState state_from_json(const Json& json, const std::string& file) {
   ESPALIER_CHECK(json.is_object(), "{}: expected a JSON object", file);
   if (json.contains("format")) {
     const int64_t format = integer(json, "format", 1, file);
-    ESPALIER_CHECK(format <= kFormat,
-                   "{}: expected a format of at most {}, received {}: a newer Espalier wrote it", file,
-                   kFormat, format);
+    if (format > kFormat) {
+      throw NewerFormatError(
+          fmt::format("{}: expected a format of at most {}, received {}: a newer Espalier wrote it", file,
+                      kFormat, format));
+    }
   }
   RunState state;
   state.step = integer(json, "step", 0, file);
+  if (json.contains("skipped_steps")) state.skipped_steps = integer(json, "skipped_steps", 0, file);
   state.data_rows = integer(json, "data_rows", 0, file);
   state.data_tokens = integer(json, "data_tokens", 0, file);
   state.data_hashes = hashes(json, "data_hashes", file);

@@ -10,6 +10,7 @@
 #include <optional>
 #include <string>
 
+#include "espalier/base/check.h"
 #include "espalier/data/trajectories.h"
 #include "espalier/train/train_options.h"
 
@@ -42,13 +43,15 @@ struct EvaluationState {
 inline constexpr const char* kScheduledSteps = "steps";
 
 struct RunState {
-  int64_t step = 0;  // optimiser steps done; at least 1 in a run
+  int64_t step = 0;           // optimiser steps done; at least 1 in a run
+  int64_t skipped_steps = 0;  // of these, the steps whose update was left out (skip_bad_steps)
   int64_t data_rows = 0;
   int64_t data_tokens = 0;
   std::map<std::string, std::string> data_hashes;  // content_hashes; empty if written by an older Espalier
   std::optional<RunSettings> settings;             // nullopt if written by an older Espalier
-  /// If an adapter is trained, so that checkpoints do not contain the model: config.json of the model, and
-  /// hashes of the files that the run started from, by flag: `model` (weights_hash), `adapter`.
+  /// config.json of the model, and hashes of the files that the run started from, by flag: `model`
+  /// (weights_hash), `adapter`. In checkpoints only if an adapter is trained, because they do not contain the
+  /// model then.
   nlohmann::ordered_json model_config = {};
   std::map<std::string, std::string> file_hashes = {};
   std::optional<EvaluationState> evaluation = {};  // if the run evaluates
@@ -57,11 +60,24 @@ struct RunState {
 /// The state of a run on `trajectories` before the first step.
 RunState run_state_of(const Trajectories& trajectories, const TrainOptions& options);
 
-/// The text of trainer_state.json.
-std::string to_text(const RunState& state);
+/// Sets model_config and file_hashes.
+void add_source(const TrainOptions& options, RunState* state);
 
-/// Reads trainer_state.json of a step folder. Throws InputError if it is missing, has an unknown format or a
-/// value of the wrong type or range, or names another step than the folder.
+/// The content of trainer_state.json.
+nlohmann::ordered_json to_json(const RunState& state);
+
+/// A state from the content of `file`. Throws as read_run_state does.
+RunState state_from_json(const nlohmann::ordered_json& json, const std::string& file);
+
+/// Thrown for a state of a newer format.
+class NewerFormatError : public InputError {
+ public:
+  using InputError::InputError;
+};
+
+/// Reads trainer_state.json of a step folder, of this format or an older one. Throws NewerFormatError for a
+/// newer one, InputError if it is missing, has a value of the wrong type or range, or names another step than
+/// the folder.
 RunState read_run_state(const std::filesystem::path& checkpoint);
 
 /// The same for a folder of any name; step 0 is allowed.

@@ -19,6 +19,7 @@
 #include "espalier/train/optimizer/diagnosis.h"
 #include "espalier/train/optimizer/optimizer.h"
 #include "espalier/train/optimizer/step_trainer.h"
+#include "espalier/train/run/background_save.h"
 #include "espalier/train/run/checkpoint.h"
 #include "espalier/train/run/load_model.h"
 #include "espalier/train/run/metrics.h"
@@ -54,11 +55,11 @@ class SaveSchedule {
   }
   void saved() { failures_ = retry_at_ = 0; }
 
-  /// Whether the run may continue although the checkpoint of this step could not be written: until the next
-  /// one is due, with retries after 1, 2, 4, ... steps.
-  bool may_wait(int64_t step, bool stopping) {
+  /// Whether the run, which has completed step `now`, may continue although the checkpoint of `step` could
+  /// not be written: until the next one is due, with retries after 1, 2, 4, ... steps.
+  bool may_wait(int64_t step, int64_t now, bool stopping) {
     if (is_final(step, stopping) || (failures_ > 0 && is_regular(step))) return false;
-    retry_at_ = step + (int64_t{1} << std::min<int64_t>(failures_++, 20));
+    retry_at_ = now + (int64_t{1} << std::min<int64_t>(failures_++, 20));
     return true;
   }
 
@@ -92,11 +93,15 @@ class TrainingRun {
         cost_(cost_of(trainer_.decoder())),
         loss_(make_loss(trajectories, options.objective, options.mix)),
         state_(run_state_of(trajectories, options)),
-        first_(resume_run()),
+        resumed_(resume_run()),
+        first_(resumed_.empty() ? 0 : step_of(resumed_)),
         steps_(loss_, options),
         saves_(options.save_every, last_) {
-    state_.step = saved_ = first_;
-    group_.check_equal("the settings and data of the run", hash_text(to_text(state_)));
+    group_.check_equal("the settings and data of the run", hash_text(to_json(state_).dump()));
+    state_.step = first_;
+    const bool is_rescued = first_ > 0 && resumed_ != checkpoint_folder(options.out, first_);
+    (is_rescued ? rescued_ : saved_) = first_;
+    if (first_ > 0) state_.skipped_steps = read_run_state(resumed_).skipped_steps;
     if (evaluator_) resume_evaluations();
   }
 
@@ -104,6 +109,7 @@ class TrainingRun {
   bool run() {
     if (first_ < last_) check_before_the_first_step();
     if (folder_) folder_->write_files();
+    if (folder_ && rescued_ > 0) try_to_save(first_, /*stop=*/false, [&] { save_now(); });
     if (events_.started) events_.started(last_, first_);
     const bool evaluates_first = is_evaluation_due();
     if (!evaluates_first && has_nothing_to_do()) return true;
@@ -135,14 +141,14 @@ class TrainingRun {
   bool stopping() const { return group_.any(stops_here()); }
 
   /// The first rank chooses the checkpoint, and the others take it.
-  int64_t resume_run() {
+  std::filesystem::path resume_run() {
     Decoder* decoder = &trainer_.decoder();
     Optimizer* optimizer = &trainer_.optimizer();
-    int64_t step = 0;
-    if (folder_) step = resume({options_, checkpoint_.source, state_}, decoder, optimizer, events_.note);
-    step = static_cast<int64_t>(group_.from_first(std::vector{static_cast<double>(step)}).front());
-    if (!folder_ && step > 0) load_checkpoint(checkpoint_folder(options_.out, step), decoder, optimizer);
-    return step;
+    std::filesystem::path folder;
+    if (folder_) folder = resume({options_, checkpoint_.source, state_}, decoder, optimizer, events_.note);
+    folder = group_.gather(folder.string()).front();
+    if (!folder_ && !folder.empty()) load_checkpoint(folder, decoder, optimizer);
+    return folder;
   }
 
   /// Throws InputError early for errors that would occur in a later step.
@@ -159,8 +165,10 @@ class TrainingRun {
       if (folder_) restore_folder();
       if (writer_) writer_->write(state_.step, metrics);
       if (events_.step) events_.step(state_.step, metrics);
+      if (folder_) publish();
       if (is_evaluation_due()) evaluate();
       const bool ends = stopping() || ends_early();
+      if (writing_.is_done()) finish_writing(ends);
       if (saves_.is_due(state_.step, ends)) save(ends);
       if (stopping() && (state_.step < last_ || is_evaluation_due()) && !ends_early()) return false;
     }
@@ -207,8 +215,7 @@ class TrainingRun {
     const EvaluationState fresh = evaluator_->initial_state();
     state_.evaluation = fresh;
     if (first_ == 0) return;
-    const std::optional<EvaluationState> saved =
-        read_run_state(checkpoint_folder(options_.out, first_)).evaluation;
+    const std::optional<EvaluationState> saved = read_run_state(resumed_).evaluation;
     if (!saved) return;
     if (saved->data_hashes != fresh.data_hashes) {
       note("the held-out rows have changed: the evaluation state is reset");
@@ -310,10 +317,9 @@ class TrainingRun {
     const double rate = options_.learning_rate *
                         schedule_factor(options_.scheduler, number - 1, last_, options_.warmup_steps);
     const double norm = trainer_.gradient_norm();
-    check_finite(trainer_.decoder(), step, loss_, fmt::format("step {}", number), result.loss, norm, group_);
     std::vector<std::pair<std::string, double>> norms;  // before clipping
     if (options_.log_grad_norms) norms = grad_norms_by_kind(trainer_.decoder());
-    update(number, rate, norm);
+    update(number, step, result.loss, rate, norm);
     const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
     if (number == profiled_) finish_profile(result);
 
@@ -324,6 +330,7 @@ class TrainingRun {
     metrics["grad_norm"] = norm;
     for (const auto& [kind, value] : norms) metrics["grad_norm/" + kind] = value;
     metrics["learning_rate"] = rate;
+    if (state_.skipped_steps > 0) metrics["skipped_steps"] = state_.skipped_steps;
     return metrics;
   }
 
@@ -337,14 +344,29 @@ class TrainingRun {
     });
   }
 
-  /// Updates the weights, which completes the step.
-  void update(int64_t number, double rate, double norm) {
+  /// Updates the weights, or leaves a bad step out, which completes the step.
+  void update(int64_t number, const Step& step, double loss, double rate, double norm) {
+    try {
+      check_finite(trainer_.decoder(), step, loss_, fmt::format("step {}", number), loss, norm, group_);
+      update_weights(number, step, rate, norm);
+    } catch (const NonFiniteError& error) {
+      const bool may_skip = state_.skipped_steps < options_.skip_bad_steps;
+      if (!may_skip || !nonfinite_parameters(trainer_.decoder()).empty()) throw;
+      ++state_.skipped_steps;
+      note(fmt::format("warning: {}; its update is left out ({} of at most {})", error.what(),
+                       state_.skipped_steps, options_.skip_bad_steps));
+    }
+    state_.step = number;
+  }
+
+  void update_weights(int64_t number, const Step& step, double rate, double norm) {
     try {
       trainer_.update(rate, norm);
     } catch (const NonFiniteError& error) {
-      throw NonFiniteError(fmt::format("step {}: {}", number, error.what()));
+      throw NonFiniteError(fmt::format("step {}: {}; {}; the step has rows {}", number, error.what(),
+                                       worst_gradient(trainer_.decoder()),
+                                       row_list(trajectories_, step.whole.rows)));
     }
-    state_.step = number;
   }
 
   /// Failure to write a profile does not end the run.
@@ -367,32 +389,113 @@ class TrainingRun {
 
   /// Writes the checkpoint of the last completed step.
   void save_now() {
-    const auto folder = save_checkpoint(checkpoint_, trainer_.decoder(), trainer_.optimizer(), state_);
-    saved_ = state_.step;
+    add_saved(save_checkpoint(checkpoint_, trainer_.decoder(), trainer_.optimizer(), state_));
+  }
+
+  void add_saved(const std::filesystem::path& folder) {
+    saved_ = step_of(folder);
     if (events_.saved) events_.saved(folder);
+    try {
+      forget_rescued(/*before=*/saved_ + 1);
+      remove_old_checkpoints(options_.out, options_.keep_last, options_.keep_every);
+    } catch (const std::exception& error) {
+      note(fmt::format("warning: an old checkpoint could not be removed: {}", error.what()));
+    }
   }
 
   /// The same for a checkpoint that is due, by the first rank; a failure may be retried later.
   void save(bool stop) {
     if (!folder_) return;
+    if (writing_.is_pending()) finish_writing(stop);
+    if (options_.save_in_background && !stop && state_.step < last_ && start_writing()) return;
+    try_to_save(state_.step, stop, [&] { save_now(); });
+  }
+
+  /// Returns false if there is no memory for a copy.
+  bool start_writing() {
     try {
-      save_now();
+      writing_.start(checkpoint_, trainer_.decoder(), trainer_.optimizer(), state_);
+      return true;
+    } catch (const std::exception& error) {
+      note(fmt::format("warning: step {} is not saved in the background: {}", state_.step, text_of(error)));
+      return false;
+    }
+  }
+
+  /// Waits for the checkpoint that is being written.
+  void finish_writing(bool stop) {
+    try_to_save(writing_.step(), stop, [&] { add_saved(writing_.finish()); });
+  }
+
+  /// Calls `save`, which saves `step`. A failure is retried later, or thrown.
+  template <class Save>
+  void try_to_save(int64_t step, bool stop, const Save& save) {
+    try {
+      save();
       saves_.saved();
     } catch (const std::exception& error) {
       // Retrying does not make values finite.
       const bool hopeless = dynamic_cast<const NonFiniteError*>(&error) != nullptr;
-      if (hopeless || !saves_.may_wait(state_.step, stop)) {
+      if (hopeless || !saves_.may_wait(step, state_.step, stop && step == state_.step)) {
         save_failed_ = true;
         throw;
       }
-      note(fmt::format("warning: step {} could not be saved: {}; the run continues and retries later",
-                       state_.step, text_of(error)));
+      note(fmt::format("warning: step {} could not be saved: {}; the run continues and retries later", step,
+                       text_of(error)));
+      rescue();
+    }
+  }
+
+  /// Writes the last completed step, which could not be saved, to the rescue folder in place of an older one.
+  void rescue() {
+    if (options_.rescue_dir.empty() || rescued_ == state_.step) return;
+    CheckpointOptions elsewhere = checkpoint_;
+    elsewhere.run_folder = options_.rescue_dir;
+    try {
+      sweep_unfinished_checkpoints(options_.rescue_dir, /*all=*/false);
+      const auto folder = save_checkpoint(elsewhere, trainer_.decoder(), trainer_.optimizer(), state_);
+      forget_rescued(/*before=*/state_.step);
+      rescued_ = state_.step;
+      note(fmt::format("saved {} instead", folder.string()));
+    } catch (const std::exception& error) {
+      note(fmt::format("warning: step {} could not be saved in --rescue-dir either: {}", state_.step,
+                       text_of(error)));
+    }
+  }
+
+  /// Removes checkpoints of steps before `before` from the rescue folder.
+  void forget_rescued(int64_t before) {
+    rescued_ = 0;
+    if (options_.rescue_dir.empty()) return;
+    std::error_code ignored;
+    for (const auto& folder : checkpoints(options_.rescue_dir)) {
+      if (step_of(folder) < before) std::filesystem::remove_all(folder, ignored);
+    }
+  }
+
+  /// Publishes the weights where it is time. Failure does not end the run.
+  void publish() const {
+    const bool is_due = state_.step % options_.publish_every == 0 || state_.step == last_;
+    if (options_.publish.empty() || !is_due) return;
+    try {
+      const auto folder = publish_weights(options_.publish, checkpoint_, trainer_.decoder(), state_.step);
+      note("published " + folder.string());
+    } catch (const std::exception& error) {
+      note(fmt::format("warning: step {} could not be published: {}; the run continues", state_.step,
+                       text_of(error)));
     }
   }
 
   /// Saves the completed steps, if possible, and throws RunError.
   [[noreturn]] void end_with(const std::exception& error) {
     std::string outcome;
+    if (writing_.is_pending()) {
+      try {
+        add_saved(writing_.finish());
+      } catch (const std::exception& second) {
+        note(fmt::format("warning: step {} could not be saved: {}", writing_.step(), text_of(second)));
+      }
+    }
     if (trainer_.is_half_updated()) {
       outcome = fmt::format("the update of step {} was not finished, so that its weights are not saved",
                             state_.step + 1);
@@ -405,10 +508,18 @@ class TrainingRun {
         outcome = fmt::format("step {} could not be saved: {}", state_.step, text_of(second));
       }
     }
-    const std::string saved = saved_ == 0 ? "no checkpoint was written"
-                                          : fmt::format("saved {}, continue with --resume",
-                                                        checkpoint_folder(options_.out, saved_).string());
-    throw RunError(fmt::format("{}; {}{}{}", text_of(error), outcome, outcome.empty() ? "" : "; ", saved));
+    if (!trainer_.is_half_updated() && saved_ < state_.step) rescue();
+    throw RunError(fmt::format("{}; {}{}{}", text_of(error), outcome, outcome.empty() ? "" : "; ",
+                               newest_checkpoint_text()));
+  }
+
+  std::string newest_checkpoint_text() const {
+    if (rescued_ > saved_) {
+      return fmt::format("step {} is in {}: continue with --resume and the same --rescue-dir", rescued_,
+                         checkpoint_folder(options_.rescue_dir, rescued_).string());
+    }
+    if (saved_ == 0) return "no checkpoint was written";
+    return fmt::format("saved {}, continue with --resume", checkpoint_folder(options_.out, saved_).string());
   }
 
   const Trajectories& trajectories_;
@@ -425,11 +536,14 @@ class TrainingRun {
   StepTrainer trainer_;
   ModelCost cost_;
   Loss loss_;
-  RunState state_;  // state_.step: the last completed step
-  int64_t first_;   // step resumed from
+  RunState state_;                 // state_.step: the last completed step
+  std::filesystem::path resumed_;  // checkpoint resumed from; empty: none
+  int64_t first_;                  // its step
   Steps steps_;
   SaveSchedule saves_;
-  int64_t saved_ = 0;  // step of the newest checkpoint
+  BackgroundSave writing_;
+  int64_t saved_ = 0;    // step of the newest checkpoint
+  int64_t rescued_ = 0;  // step of the checkpoint in the rescue folder; 0: none
   int64_t profiled_ = 0;
   bool save_failed_ = false;  // the exception came from writing a checkpoint
   std::string best_error_;    // why the best checkpoint could not be written; "": no error

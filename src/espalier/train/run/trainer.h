@@ -54,7 +54,8 @@ class RunError : public std::runtime_error {
 /// loss, a model that is not finite, a checkpoint of another run. After an error in a later step, completed
 /// steps are saved, unless weights are half updated, and a RunError is thrown. Loss or gradient norm that is
 /// not finite is such an error, found before the weights are updated. A checkpoint that cannot be written is
-/// retried after later steps; it is an error when the next one is due or the run ends. Failure to write
+/// retried after later steps; it is an error when the next one is due or the run ends. Until it succeeds, the
+/// newest such step is in options.rescue_dir, if set. Failure to write
 /// metrics is not an error. If the folder is removed during the run, it is recreated with events.files and
 /// later checkpoints (run_folder.h); failure to do so is an error at the end, or at once if another run has
 /// locked the folder.

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The loops of RecurrenceMath, compiled for the instruction set of the including file, which defines
-// ESPALIER_CPU_NAMESPACE. Must not call inline functions of headers other than isa_math.h and
-// small_product.h: the linker would merge their copies for different instruction sets.
+// ESPALIER_CPU_NAMESPACE. Must not call inline functions of headers other than isa_math.h, small_product.h
+// and recurrence_buffers.h: the linker would merge their copies for different instruction sets.
 //   With b, a and w the products of decays up to a token, after it, and of the whole chunk, D_ij = b_i / b_j:
 //   reads Q S and K S, scores D (q k^T), and n from the triangular system (I + A) n = beta (v - b K S) by
 //   substitution, A_ij = beta_i D_ij k_i k_j for j < i. Then out = b (Q S) + scores n, and S becomes
@@ -10,91 +10,17 @@
 #pragma once
 
 #include "espalier/ops/kernels/cpu/isa_math.h"
+#include "espalier/ops/kernels/cpu/recurrence/recurrence_buffers.h"
 #include "espalier/ops/kernels/cpu/recurrence/recurrence_math.h"
 #include "espalier/ops/kernels/cpu/recurrence/small_product.h"
 
 namespace espalier::ESPALIER_CPU_NAMESPACE {
 namespace {
 
-inline int64_t padded(int64_t count) {
-  return (count + 15) / 16 * 16;
-}
-
 // Rows multiplied at once by the part left of the diagonal.
 constexpr int64_t kDiagonalRows = 16;
 // Rows substituted one by one.
 constexpr int64_t kSubstitutedRows = 8;
-
-// Scratch. L tokens, at most the chunk size; P, K and V: it, Dk and Dv rounded up to whole vectors.
-template <class Scalar>
-struct Buffers {
-  Scalar* base;
-  int64_t used = 0;
-  int64_t tokens, keys, values;  // P, K, V
-
-  Scalar* rows;       // [2 L, K] q scaled, then k
-  Scalar* columns_q;  // [Dk, P] their transposes
-  Scalar* columns_k;
-  Scalar* raw;                    // [2 L, P] q k^T, then k k^T, up to the diagonal
-  Scalar *decay, *scores;         // [L, P] D, D q k^T, zeros above the diagonal
-  Scalar* system;                 // [L, P] -A
-  Scalar* scaled;                 // [2 L, K] rows times factors
-  Scalar* read;                   // [2 L, V] rows times the state
-  Scalar* news;                   // [L, V] n
-  Scalar *before, *after, *beta;  // [P]
-  double* sum;                    // [P] of logarithms
-
-  // Backward pass.
-  Scalar* grad_rows;                               // [2 L, V] gradients of out, then of v
-  Scalar* grad_columns;                            // [Dv, 2 P] their transposes
-  Scalar* news_columns;                            // [Dv, P]
-  Scalar* grad_raw;                                // [2 L, P] gradients of scores, then of -A, without decays
-  Scalar *state_products, *grad_products;          // [Dk, 2 P], [Dk, P] products of states with columns
-  Scalar *sum_q, *sum_k, *transposed;              // [L, P] gradients of q k^T and k k^T, summed over heads
-  Scalar *grad_q, *grad_k;                         // [Dk, P]
-  Scalar* between;                                 // [P] sums of gradients of log decays over later rows
-  Scalar *dots_q, *dots_k, *dots_end, *grad_beta;  // [P]
-
-  Buffers(const RecurrenceShape<Scalar>& shape, Scalar* at)
-      : base(at), tokens(padded(shape.chunk_size)), keys(padded(shape.key_dim)), values(shape.state_stride) {
-    rows = take(2 * tokens * keys);
-    columns_q = take(shape.key_dim * tokens);
-    columns_k = take(shape.key_dim * tokens);
-    raw = take(2 * tokens * tokens);
-    decay = take(tokens * tokens);
-    scores = take(tokens * tokens);
-    system = take(tokens * tokens);
-    scaled = take(2 * tokens * keys);
-    read = take(2 * tokens * values);
-    news = take(tokens * values);
-    before = take(tokens);
-    after = take(tokens);
-    beta = take(tokens);
-    sum = reinterpret_cast<double*>(take(2 * tokens));
-    grad_rows = take(2 * tokens * values);
-    grad_columns = take(shape.value_dim * 2 * tokens);
-    news_columns = take(shape.value_dim * tokens);
-    grad_raw = take(2 * tokens * tokens);
-    state_products = take(shape.key_dim * 2 * tokens);
-    grad_products = take(shape.key_dim * tokens);
-    sum_q = take(tokens * tokens);
-    sum_k = take(tokens * tokens);
-    transposed = take(tokens * tokens);
-    grad_q = take(shape.key_dim * tokens);
-    grad_k = take(shape.key_dim * tokens);
-    between = take(tokens);
-    dots_q = take(tokens);
-    dots_k = take(tokens);
-    dots_end = take(tokens);
-    grad_beta = take(tokens);
-  }
-
-  Scalar* take(int64_t count) {
-    Scalar* taken = base == nullptr ? nullptr : base + used;  // without memory, only counts
-    used += count;
-    return taken;
-  }
-};
 
 // to[r, i] = factor * from[r, i].
 template <class Scalar>

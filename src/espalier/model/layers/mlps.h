@@ -1,18 +1,32 @@
 // SPDX-License-Identifier: Apache-2.0
-// The mixture of experts of a decoder layer: a router, experts, and optional shared experts.
+// The MLP of a decoder layer: dense, or a mixture of experts with a router and optional shared experts.
 #pragma once
 
 #include <ATen/core/Tensor.h>
 
 #include <optional>
+#include <vector>
 
-#include "espalier/config/moe_spec.h"
-#include "espalier/model/layers/dense_mlp.h"
+#include "espalier/config/layer_spec.h"
 #include "espalier/model/layers/parameters.h"
 #include "espalier/model/router_statistics.h"
 #include "espalier/ops/moe/moe.h"
 
 namespace espalier {
+
+class DenseMlp {
+ public:
+  DenseMlp(const NamedParameters& parameters, const DenseMlpSpec& spec);
+
+  /// [R, hidden_size] -> [R, hidden_size]
+  at::Tensor forward(const at::Tensor& input) const;
+
+ private:
+  Activation activation_;
+  bool gated_;
+  std::vector<accumulating::Projection> in_;  // gate and up, or both fused, or up
+  accumulating::Projection down_;
+};
 
 /// The position of a router in a model.
 struct RouterPlace {

@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The manual page in man(7) format."""
+
+ESCAPES = str.maketrans({"\\": "\\e", "-": "\\-", "'": "\\(aq", "`": "\\(ga", "^": "\\(ha", "~": "\\(ti"})
+
+
+def escaped(text):
+    """Text for troff, so that every character is printed and copied literally."""
+    text = text.translate(ESCAPES)
+    return "\\&" + text if text.startswith(".") else text  # a dot at the start of a line begins a request
+
+
+def bold(text):
+    return f"\\fB{escaped(text)}\\fR"
+
+
+def italic(text):
+    return f"\\fI{escaped(text)}\\fR"
+
+
+def prose(text):
+    """Paragraphs. Indented lines are not wrapped; other line breaks are kept."""
+    page = ""
+    verbatim, paragraph = False, True
+    for line in text.splitlines():
+        set_in = line.startswith(" ")
+        if verbatim and not set_in:
+            page += ".fi\n"
+        if not line:
+            page += ".PP\n"
+        else:
+            if set_in and not verbatim:
+                page += ".nf\n"
+            if not (set_in or verbatim or paragraph):
+                page += ".br\n"
+            page += escaped(line) + "\n"
+        verbatim, paragraph = set_in, not line
+    return page + ".fi\n" if verbatim else page
+
+
+def names_and_value(flag):
+    parts = [", ".join(map(bold, flag.names)), italic(flag.value) if flag.value else "", "..." if flag.several else ""]
+    return " ".join(filter(None, parts))
+
+
+def entry(flag):
+    notes = (" (required)" if flag.required else "") + (f" (default: {flag.default})" if flag.default else "")
+    return f".TP\n{names_and_value(flag)}\n{escaped(flag.help + notes)}\n"
+
+
+def usage(command):
+    needed = [f"{bold(flag.names[-1])} {italic(flag.value)}" for flag in command.flags if flag.names and flag.required]
+    arguments = [names_and_value(flag) for flag in command.flags if not flag.names]
+    return " ".join([bold("espalier " + command.name), *needed, f"[{italic('flags')}]", *arguments]) + "\n"
+
+
+def section(command):
+    page = f".SS {escaped('espalier ' + command.name)}\n{usage(command)}.PP\n{prose(command.summary + '.')}"
+    if command.description:
+        page += ".PP\n" + prose(command.description)
+    group = ""
+    for flag in command.flags:
+        if flag.group != group:
+            page += f".PP\n{bold(flag.group + ':')}\n"
+        group = flag.group
+        page += entry(flag)
+    return page + (".PP\n" + prose(command.closing) if command.closing else "")
+
+
+def manual_page(version, program, commands):
+    """`version`: the name of the program and its version."""
+    return (f'.TH ESPALIER 1 "" "{escaped(version)}" "User Commands"\n'
+            ".SH NAME\nespalier \\- train language models on trees of tokens\n"
+            f".SH SYNOPSIS\n{bold('espalier')} {italic('command')} [{italic('flags')}]\n"
+            f".SH DESCRIPTION\n{prose(program.summary)}.PP\n{prose(program.closing)}"
+            f".SH FLAGS\n{''.join(map(entry, program.flags))}"
+            f".SH COMMANDS\n{''.join(map(section, commands))}")  # fmt: skip
