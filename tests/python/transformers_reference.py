@@ -162,7 +162,7 @@ FLOAT64 = [(norm, "forward", float64_norm) for norm in NORMS] + [
     (granitemoehybrid.GraniteMoeHybridForCausalLM, "forward",
      without_float(granitemoehybrid.GraniteMoeHybridForCausalLM.forward)),
     (nemotron_h.NemotronHTopkRouter, "forward", float64_sigmoid_router),
-    (nemotron_h.NemotronHRMSNormGated, "forward", float64_norm_of_groups),
+    (getattr(nemotron_h, "NemotronHRMSNormGated", None) or nemotron_h.Zamba2RMSNormGated, "forward", float64_norm_of_groups),
     (nemotron_h.NemotronHForCausalLM, "forward", without_float(nemotron_h.NemotronHForCausalLM.forward)),
     (mamba2.Mamba2ForCausalLM, "forward", without_float(mamba2.Mamba2ForCausalLM.forward)),
     *with_delta_layers(qwen3_5, "Qwen3_5"),

@@ -2,6 +2,8 @@
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
+#include <numbers>
+
 #include "espalier/ops/gemm/matrix_product.h"
 #include "tests/ops/comparison.h"
 #include "tests/ops/cuda_device.h"
@@ -23,8 +25,9 @@ TEST(MatrixProductCuda, IsTheExactOneRoundedOnce) {
     int64_t m, k, n;
   };
   for (const auto dtype : {at::kDouble, at::kFloat, at::kBFloat16}) {
-    for (const auto& [m, k, n] : {Sizes{1, 1, 1}, Sizes{1, 63, 65}, Sizes{65, 1023, 63}, Sizes{1023, 65, 1},
-                                  Sizes{64, 256, 128}, Sizes{128, 8192, 256}}) {
+    for (const auto& [m, k, n] :
+         {Sizes{1, 1, 1}, Sizes{1, 63, 65}, Sizes{65, 1023, 63}, Sizes{1023, 65, 1}, Sizes{65, 1024, 64},
+          Sizes{1023, 72, 8}, Sizes{64, 256, 128}, Sizes{128, 8192, 256}}) {
       SCOPED_TRACE(::testing::Message() << dtype << " " << m << " " << k << " " << n);
       const auto options = at::TensorOptions(at::kCUDA).dtype(dtype);
       const at::Tensor a = at::randn({k, m}, options).t(), b = at::randn({k, n}, options);
@@ -41,7 +44,10 @@ TEST(MatrixProductCuda, IsTheExactOneRoundedOnce) {
       EXPECT_EQ(affine.scalar_type(), dtype);
       EXPECT_LE(relative_error(product, exact), sums);
       EXPECT_LE(relative_error(sum, exact + 1), sums);
-      EXPECT_LE(relative_error(affine, exact_affine), 1.05 * rounding(exact_affine, dtype) + sums);
+      // Where sizes are no multiples of 8, which those of models are, cuBLAS may round before it adds the
+      // bias.
+      const double roundings = k % 8 == 0 && n % 8 == 0 ? 1.05 : 1.05 * std::numbers::sqrt2;
+      EXPECT_LE(relative_error(affine, exact_affine), roundings * rounding(exact_affine, dtype) + sums);
     }
   }
 }

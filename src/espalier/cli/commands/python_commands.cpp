@@ -75,9 +75,10 @@ Command command_of(const PythonCommand& python) {
 [[noreturn]] void exec_with_commands(const std::string& name, const std::vector<std::string>& arguments,
                                      const std::string& commands) {
   const int file = memfd_create("commands", 0);
-  ESPALIER_ASSERT(file >= 0 && dup2(file, STDIN_FILENO) == STDIN_FILENO &&
-                  write(file, commands.data(), commands.size()) == std::ssize(commands) &&
-                  lseek(file, 0, SEEK_SET) == 0);
+  const bool is_input = file >= 0 && dup2(file, STDIN_FILENO) == STDIN_FILENO &&
+                        write(file, commands.data(), commands.size()) == std::ssize(commands) &&
+                        lseek(file, 0, SEEK_SET) == 0;
+  ESPALIER_ASSERT(is_input);
   exec_python({name, "", {"-m", "espalier.commands", name}, "numpy"}, arguments);
 }
 

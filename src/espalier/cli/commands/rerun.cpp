@@ -114,13 +114,11 @@ Command rerun_command(const std::function<std::string()>& version) {
   Command command{.name = "rerun",
                   .summary = kSummaryOfRerun,
                   .closing =
-                      "The flags are those of RUN/config.toml, without --rescue-dir, --publish and "
-                      "--profile; rates and matrix "
-                      "products are those of RUN/cost_model.json. Rows, model, adapter and this program are "
-                      "compared with "
-                      "RUN/run.json: what has changed is named, and nothing is run. On a machine with the "
-                      "same instruction set "
-                      "and number of threads the checkpoints are the same to the bit.\n\nExample:\n"
+                      "The flags are those of the run's config.toml, without --rescue-dir, --publish and "
+                      "--profile; rates and matrix products are those of its cost_model.json. Rows, model, "
+                      "adapter and this program are compared with its run.json: what has changed is named, "
+                      "and nothing is run. On a machine with the same instruction set and number of threads "
+                      "the checkpoints are the same to the bit.\n\nExample:\n"
                       "  espalier rerun runs/a --out runs/a-again",
                   .run = [flags, version](const OptionList&) { return rerun(*flags, version); },
                   .has_config = false};

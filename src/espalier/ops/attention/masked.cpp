@@ -59,16 +59,20 @@ struct Call {
         sliding_window(arguments.options.sliding_window) {
     const detail::AllKeys keys(arguments, dtype);
     own_begin = keys.own_begin();
-    k = keys.k.transpose(0, 1);
-    v = keys.v.transpose(0, 1);
     const at::Tensor& subtree_end = arguments.tokens.subtree_end;
     const at::Tensor tokens = at::arange(num_tokens, subtree_end.options());
     viewers = {tokens, subtree_end};
     const Viewers context = context_viewers(arguments.context, own_begin, num_tokens);
     if (own_begin > 0) {
+      // What nobody sees may have any value, which a product would multiply by a probability of 0.
+      const at::Tensor unseen = at::nonzero(context.end.eq(0)).squeeze(1).to(tokens.device());
+      for (const at::Tensor& each : {keys.k, keys.v})
+        each.index_fill_(0, unseen, 0);  // copies, of context and own
       viewers.begin = at::cat({context.begin.to(tokens.device()), viewers.begin});
       viewers.end = at::cat({context.end.to(tokens.device()), viewers.end});
     }
+    k = keys.k.transpose(0, 1);
+    v = keys.v.transpose(0, 1);
     if (sliding_window > 0) take_positions(arguments);
     if (arguments.options.sinks.defined()) sinks = arguments.options.sinks.to(dtype).view({1, -1, 1});
     const int64_t row_bytes =
