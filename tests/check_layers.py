@@ -25,7 +25,7 @@ MAY_INCLUDE = {
     "inspect": {"base", "tree", "data"},
     "runtime": {"base"},
     "ops": {"base"},
-    "distributed": {"base"},
+    "distributed": {"base", "runtime"},
     "qualify": {"base", "ops"},
     "model": {"base", "config", "ops"},
     "objective": {"base", "tree", "data"},

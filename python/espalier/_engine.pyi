@@ -81,9 +81,9 @@ def prove_kernels(index: int) -> bool:
     Does so for the CUDA device of this index, once. Returns whether attention in bfloat16 is more than the masked form there.
     """
 
-def train_on_rank(arguments: Sequence[str], process_group: str) -> int:
+def run_on_rank(arguments: Sequence[str], process_group: str, version: str) -> int:
     """
-    Runs `espalier train` as a rank of a process group, by its name. Returns the exit status.
+    Runs `espalier train` or `espalier rerun`, with its name first, as a rank of a process group, by its name. Returns the exit status. version: the text of --version.
     """
 
 def fail_ranks(message: str) -> None:

@@ -51,4 +51,24 @@ def an_error_of_one_is_one_of_all(rank):
     assert many.forward_backward(rows)["loss"] == pytest.approx(engine().forward_backward(rows)["loss"], rel=EXACT)
 
 
-CHECKS = {2: [calls_are_those_of_one_process, an_error_of_one_is_one_of_all], 3: [calls_are_those_of_one_process]}
+def a_failed_pass_of_one_is_one_of_all(rank):
+    many = engine(process_group=dist.group.WORLD)
+    rows = random_rows(7, "grpo")[:8]
+
+    def fail(done, total):
+        raise OSError("planned")
+
+    for coefficient in (0, 0.1):  # without and with what routers have counted
+        with pytest.raises(OSError if rank.rank == 1 else espalier.InputError, match="planned") as raised:
+            many.forward_backward(rows, router_aux_loss_coef=coefficient, progress=fail if rank.rank == 1 else None)
+        assert rank.rank == 1 or str(raised.value).startswith("rank 1: ")
+        assert many.gradients() == {}
+    learning_rate = -1.0 if rank.rank == 1 else 0.1
+    many.forward_backward(rows)
+    with pytest.raises(espalier.InputError, match="received -1"):
+        many.optim_step(learning_rate)
+    assert many.forward_backward(rows)["loss"] > 0
+
+
+CHECKS = {2: [calls_are_those_of_one_process, an_error_of_one_is_one_of_all, a_failed_pass_of_one_is_one_of_all],
+          3: [calls_are_those_of_one_process]}  # fmt: skip

@@ -66,10 +66,11 @@ def found(folder, inputs):
     model, rows, held_out = inputs
     evaluates = ["--eval-data", held_out, "--eval-every", 2]
     job = lambda name, ranks, out, *more, **other: {
-        "name": name, "arguments": [flags(model, rows, folder / out, *more)] * ranks, **other}
+        "name": name, "arguments": [["train", *flags(model, rows, folder / out, *more)]] * ranks, **other}
+    long = ["--steps", 1_000_000]
+    of_each = lambda out, files: [["train", *flags(model, file, folder / out, *long)] for file in files]
     bad = write_rows(folder / "bad.jsonl", [*rows_with_loss(7), {"input_ids": [1, 2, 1000], "advantage": 1.0}])
     other = write_rows(folder / "other.jsonl", rows_with_loss(9))
-    long = ["--steps", 1_000_000]
     jobs = [
         job("two", 2, "two", "--steps", STEPS, *evaluates),
         job("again", 2, "again", "--steps", STEPS, *evaluates),
@@ -78,8 +79,9 @@ def found(folder, inputs):
         job("resumed", 3, "resumed", "--steps", STEPS, "--resume", *evaluates),
         job("stopped", 2, "stopped", *long, signal=[1, int(signal.SIGTERM), "step 3/"]),
         job("killed", 2, "killed", *long, signal=[1, int(signal.SIGKILL), "step 3/"]),
-        {"name": "bad row", "arguments": [flags(model, data, folder / "bad", *long) for data in (rows, bad)]},
-        {"name": "other rows", "arguments": [flags(model, data, folder / "others", *long) for data in (rows, rows, other)]},
+        {"name": "bad row", "arguments": of_each("bad", (rows, bad))},
+        {"name": "other rows", "arguments": of_each("others", (rows, rows, other))},
+        {"name": "rerun by three", "arguments": [["rerun", str(folder / "two"), "--out", str(folder / "rerun")]] * 3},
     ]  # fmt: skip
     return outcomes(folder, jobs)
 
@@ -137,11 +139,24 @@ def test_ranks_with_other_rows_are_found(found):
         assert "the settings and data of the run: expected the same on all ranks" in output, outputs
 
 
+def test_a_run_is_repeated_by_as_many_ranks_alone(found, folder):
+    statuses, outputs = found["rerun by three"]
+    assert statuses == [1, 1, 1]
+    for output in outputs:
+        assert "rerun: the run was made by 2 processes, this is one of 3: expected as many" in output, outputs
+    assert not (folder / "rerun/metrics.jsonl").exists()
+
+
 def test_processes_are_those_of_torchrun(folder, inputs, one, espalier):
     model, rows, held_out = inputs
+    variables = {"ESPALIER_PYTHON": sys.executable, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
     espalier("train", *flags(model, rows, folder / "torchrun", "--steps", STEPS, "--processes", 2, "--eval-data", held_out,
-                             "--eval-every", 2), variables={"ESPALIER_PYTHON": sys.executable, "OMP_NUM_THREADS": "1",
-                                                           "GLOO_SOCKET_IFNAME": "lo"})  # fmt: skip
+                             "--eval-every", 2), variables=variables)  # fmt: skip
+    espalier("rerun", folder / "torchrun", "--out", folder / "repeated", variables=variables)
+    for file in ("run.json", "checkpoints/step_4/model.safetensors", "checkpoints/step_4/optimizer.safetensors"):
+        assert (folder / "torchrun" / file).read_bytes() == (folder / "repeated" / file).read_bytes(), file
+    record = json.loads((folder / "torchrun/run.json").read_text())
+    assert record["processes"] == 2 and record["program"][1].startswith("commit: ")
     expected = weights(one)
     for key, value in weights(folder / "torchrun").items():
         assert np.abs(value - expected[key]).max() < 1e-12, key
@@ -152,6 +167,7 @@ def test_engines_on_ranks(inputs, tmp_path, monkeypatch):
     import rank_processes
 
     monkeypatch.setenv("ESPALIER_TEST_MODEL", str(inputs[0]))
-    checks = {2: ("calls_are_those_of_one_process", "an_error_of_one_is_one_of_all"), 3: ("calls_are_those_of_one_process",)}
+    checks = {2: ("calls_are_those_of_one_process", "an_error_of_one_is_one_of_all", "a_failed_pass_of_one_is_one_of_all"),
+              3: ("calls_are_those_of_one_process",)}  # fmt: skip
     found = rank_processes.outcomes("engine_rank_checks", tmp_path, checks)
     assert found == {(name, ranks): None for ranks, names in checks.items() for name in names}, found

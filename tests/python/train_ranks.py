@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`espalier train` on several ranks, each a fork of one process, so that libraries are imported once.
+"""`espalier train` and `espalier rerun` on several ranks, each a fork of one process, so that libraries are imported once.
 
     python train_ranks.py FOLDER    runs the jobs of FOLDER/jobs.json, one after the other
 
-A job has a name, the arguments of every rank, and optionally "signal": [rank, number, text], which is sent once the
+A job has a name, the command and arguments of every rank, and optionally "signal": [rank, number, text], which is sent once the
 output of rank 0 has the text. FOLDER/NAME.json has the exit statuses (the negative signal where one ended a rank) and
 what each rank has printed.
 """
@@ -56,7 +56,7 @@ def start(folder, job, rank, port):
     os.dup2(output, 2)
     status = 1
     try:
-        command.main(job["arguments"][rank])
+        command.main(job["arguments"][rank], "espalier of a test")
     except SystemExit as end:
         status = end.code
     os._exit(status)

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`espalier train` as a rank of torchrun: Python makes the process group, and the trainer runs in this process."""
+"""`espalier train` and `espalier rerun` as a rank of torchrun: Python makes the process group, and the trainer runs in this
+process."""
 
 import os
 import sys
@@ -13,8 +14,8 @@ from ..native_engine import native
 from .alarm import Alarm
 
 
-def main(arguments: Sequence[str]) -> NoReturn:
-    """Runs `espalier train` with the arguments after its name, and ends the process."""
+def main(arguments: Sequence[str], version: str) -> NoReturn:
+    """Runs the command that the first argument names, and ends the process. `version`: the text of --version."""
     _take_own_gpu()
     has_nccl = torch.cuda.is_available() and dist.is_nccl_available()
     dist.init_process_group("cpu:gloo,cuda:nccl" if has_nccl else "gloo")
@@ -22,7 +23,7 @@ def main(arguments: Sequence[str]) -> NoReturn:
     alarm = RunAlarm(dist.PrefixStore("espalier train", store), dist.get_rank(), dist.get_world_size())
     alarm.start()
     try:
-        status = native.train_on_rank(list(arguments), dist.group.WORLD.group_name)  # type: ignore[union-attr]
+        status = native.run_on_rank(list(arguments), dist.group.WORLD.group_name, version)  # type: ignore[union-attr]
     except BaseException as error:
         _fail(alarm, error)
     alarm.stop()

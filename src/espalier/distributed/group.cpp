@@ -27,18 +27,17 @@ std::vector<double> Group::from_first(const std::vector<double>& values) const {
 std::vector<double> Group::reduce(const std::vector<double>& values,
                                   const std::vector<RankReduction>& ways) const {
   const std::string bytes(reinterpret_cast<const char*>(values.data()), values.size() * sizeof(double));
-  std::vector<double> result = values, others(values.size());
-  bool is_first_of_them = true;
-  for (const std::string& gathered : gather(bytes)) {
-    ESPALIER_ASSERT(gathered.size() == bytes.size() && ways.size() == values.size());
-    std::memcpy(others.data(), gathered.data(), gathered.size());
-    for (size_t i = 0; i < result.size() && !is_first_of_them; ++i) {
-      result[i] = ways[i] == RankReduction::kSum   ? result[i] + others[i]
+  const std::vector<std::string> all = gather(bytes);
+  std::vector<double> result(values.size()), others(values.size());
+  for (size_t rank = 0; rank < all.size(); ++rank) {
+    ESPALIER_ASSERT(all[rank].size() == bytes.size() && ways.size() == values.size());
+    std::memcpy(others.data(), all[rank].data(), bytes.size());
+    for (size_t i = 0; i < result.size(); ++i) {
+      result[i] = rank == 0                        ? others[i]
+                  : ways[i] == RankReduction::kSum ? result[i] + others[i]
                   : ways[i] == RankReduction::kMin ? std::min(result[i], others[i])
                                                    : std::max(result[i], others[i]);
     }
-    if (is_first_of_them) result = others;
-    is_first_of_them = false;
   }
   return result;
 }

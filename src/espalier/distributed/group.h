@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "espalier/base/check.h"
+#include "espalier/runtime/out_of_memory.h"
 
 namespace espalier {
 
@@ -53,8 +54,9 @@ class Group {
   /// Whether it holds on any rank.
   bool any(bool condition) const;
 
-  /// Calls `body`, which calls no collective. What it throws on one rank is thrown on all, by the others as a
-  /// RankError.
+  /// Calls `body`. What it throws on one rank is thrown on all, by the others as a RankError that names the
+  /// rank. A body with collectives calls `together` before each of them, so that it learns there of a rank
+  /// that does not come.
   template <class Body>
   auto together(const Body& body) const {
     using Result = decltype(body());
@@ -63,9 +65,11 @@ class Group {
     std::string failure;
     try {
       result.emplace(body());
+    } catch (const RankError&) {  // other ranks throw it, too
+      throw;
     } catch (const std::exception& error) {
       thrown = std::current_exception();
-      failure = fmt::format("rank {}: {}", rank(), error.what());
+      failure = fmt::format("rank {}: {}", rank(), text_of(error));
     }
     const std::vector<std::string> failures = gather(failure);
     if (thrown) std::rethrow_exception(thrown);

@@ -12,6 +12,9 @@
 #include <thread>
 #include <utility>
 
+#include "espalier/distributed/group.h"
+#include "espalier/runtime/out_of_memory.h"
+
 namespace espalier {
 namespace {
 
@@ -33,11 +36,6 @@ void throw_failure() {
   if (!has_failed) return;
   const std::lock_guard lock(failure_mutex);
   throw RankError(failure);
-}
-
-std::string text_of(const std::exception& error) {
-  const auto* torch = dynamic_cast<const c10::Error*>(&error);
-  return torch != nullptr ? torch->what_without_backtrace() : error.what();
 }
 
 [[noreturn]] void throw_lost(const std::string& reason) {

@@ -5,9 +5,9 @@
 #include <memory>
 #include <string>
 
-#include "espalier/distributed/group.h"
-
 namespace espalier {
+
+class Group;
 
 /// The process group that Python has registered under this name (ProcessGroup.group_name). It must serve
 /// tensors on the CPU, and those of the device that trains. Throws InputError if there is none.

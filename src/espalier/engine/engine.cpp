@@ -134,9 +134,9 @@ class StepExecution {
 
   /// What the routers of all ranks have counted, once.
   void add_up_routers() {
-    if (router_statistics_ && !std::exchange(has_all_routers_, true)) {
-      group_.add_up(router_statistics_->sums());
-    }
+    if (!router_statistics_ || std::exchange(has_all_routers_, true)) return;
+    group_.together([] { return true; });
+    group_.add_up(router_statistics_->sums());
   }
 
   std::vector<ContextFrame*> ancestors(const Batch& batch) const {
@@ -341,11 +341,6 @@ StepResult finish(PendingEvaluation pending, const Group& group) {
   const std::vector<double> nll = group.add_up(std::vector{pending.nll, pending.weights});
   metrics.push_back({"nll_per_token", nll[0] / nll[1]});
   return {add_up(std::move(pending.counts), group), {}, value, std::move(metrics)};
-}
-
-StepResult evaluate(const Model& model, const Step& step, const Loss& loss,
-                    const MicroBatchProgress& progress) {
-  return finish(start_evaluation(model, step, loss, progress));
 }
 
 }  // namespace espalier

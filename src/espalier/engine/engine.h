@@ -94,7 +94,7 @@ struct PendingStep {
 /// of the plan does not provide them in time, a log-prob pass runs first. Likewise for the load-balancing
 /// loss, which needs the number of tokens of each expert over the step. The host does not synchronise with
 /// the device, except that a mixture of experts reads token counts. A rank of a group has the gradients of
-/// its share (share.h).
+/// its share (share.h), and is called in Group::together.
 PendingStep start_forward_backward(const Model& model, const Step& step, const Loss& loss,
                                    const MicroBatchProgress& progress = {}, const Group& group = alone());
 
@@ -111,7 +111,7 @@ StepResult forward_backward(const Model& model, const Step& step, const Loss& lo
 void compute_logprobs(const Model& model, const Trajectories& trajectories, const Step& step,
                       std::vector<double>* logprobs, const MicroBatchProgress& progress = {});
 
-/// An evaluation whose forward passes are done. The loss must outlive it.
+/// An evaluation whose forward passes are done, those of this rank's share. The loss must outlive it.
 struct PendingEvaluation {
   StepCounts counts;
   StepSums sums;
@@ -123,10 +123,6 @@ struct PendingEvaluation {
 /// of routers and measures. One metric is added: `nll_per_token`, the negative log-likelihood of the terms,
 /// averaged by their loss weights over all trajectories, whatever the objective and its normaliser. The same
 /// bits for the same weights, step and number of threads. Waits for the device.
-StepResult evaluate(const Model& model, const Step& step, const Loss& loss,
-                    const MicroBatchProgress& progress = {});
-
-/// The same in two parts: the forward passes of this rank's share, and the results of all ranks.
 PendingEvaluation start_evaluation(const Model& model, const Step& step, const Loss& loss,
                                    const MicroBatchProgress& progress = {});
 StepResult finish(PendingEvaluation pending, const Group& group = alone());

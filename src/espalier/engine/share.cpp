@@ -2,6 +2,7 @@
 #include "espalier/engine/share.h"
 
 #include <algorithm>
+#include <map>
 #include <numeric>
 #include <unordered_map>
 #include <utility>
@@ -13,50 +14,30 @@
 namespace espalier {
 namespace {
 
-/// Sets of trajectories that stay on one rank, in the order of their first members. Sets are joined one by
-/// one.
-class Units {
- public:
-  explicit Units(size_t trajectories) : joined_(trajectories) {
-    std::iota(joined_.begin(), joined_.end(), 0);
-  }
-
-  void join(int64_t a, int64_t b) {
-    const int64_t one = root_of(a), other = root_of(b);
-    joined_[std::max(one, other)] = std::min(one, other);
-  }
-
-  std::vector<std::vector<int64_t>> members() {
-    std::vector<std::vector<int64_t>> units;
-    std::unordered_map<int64_t, size_t> unit_of_root;
-    for (int64_t k = 0; k < std::ssize(joined_); ++k) {
-      const auto [entry, is_new] = unit_of_root.try_emplace(root_of(k), units.size());
-      if (is_new) units.emplace_back();
-      units[entry->second].push_back(k);
-    }
-    return units;
-  }
-
- private:
-  int64_t root_of(int64_t k) {
-    while (joined_[k] != k) k = joined_[k] = joined_[joined_[k]];
-    return k;
-  }
-
-  std::vector<int64_t> joined_;  // by trajectory: an earlier one of its set, or itself
-};
-
+/// Sets of trajectories that stay on one rank, in the order of their first members.
 std::vector<std::vector<int64_t>> units_of(const Step& step, const Loss& loss) {
-  Units units(step.rows.size());
-  std::unordered_map<int64_t, int64_t> first_of_unit;
+  std::vector<int64_t> joined(step.rows.size());  // by trajectory: an earlier one of its set, or itself
+  std::iota(joined.begin(), joined.end(), 0);
+  const auto root_of = [&](int64_t k) {
+    while (joined[k] != k) k = joined[k] = joined[joined[k]];
+    return k;
+  };
+  const auto join = [&](int64_t a, int64_t b) {
+    const auto [first, second] = std::minmax({root_of(a), root_of(b)});
+    joined[second] = first;
+  };
+  std::unordered_map<int64_t, int64_t> first_of;  // by unit of the loss
   const std::vector<int64_t> unit_of = loss.units_of(step.rows);
-  for (int64_t k = 0; k < std::ssize(unit_of); ++k) {
-    units.join(first_of_unit.try_emplace(unit_of[k], k).first->second, k);
-  }
+  for (int64_t k = 0; k < std::ssize(unit_of); ++k)
+    join(first_of.try_emplace(unit_of[k], k).first->second, k);
   for (int64_t term = 0; term < step.sharers.num_rows(); ++term) {
-    for (const int64_t k : step.sharers.row(term)) units.join(step.sharers.row(term).front(), k);
+    for (const int64_t k : step.sharers.row(term)) join(step.sharers.row(term).front(), k);
   }
-  return units.members();
+  std::map<int64_t, std::vector<int64_t>> sets;  // by their first members
+  for (int64_t k = 0; k < std::ssize(joined); ++k) sets[root_of(k)].push_back(k);
+  std::vector<std::vector<int64_t>> units;
+  for (auto& [first, members] : sets) units.push_back(std::move(members));
+  return units;
 }
 
 Forest forest_of_some(const Step& whole, const std::vector<int64_t>& trajectories, const Loss& loss,

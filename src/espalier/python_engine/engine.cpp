@@ -60,7 +60,7 @@ auto plainly(const Body& body) {
     const PlainMode mode;
     return body();
   } catch (const c10::Error& error) {
-    throw std::runtime_error(out_of_memory_message(error).value_or(error.what_without_backtrace()));
+    throw std::runtime_error(text_of(error));
   }
 }
 
@@ -220,22 +220,14 @@ struct Engine::State {
   }
 
   void check_rows(const Trajectories& rows, const std::vector<int64_t>& indices) const;
-  Metrics forward_backward(const Trajectories& rows, const Indices& indices,
-                           const ObjectiveOptions& objective, const TermFunction& function,
-                           const Progress& progress);
+  void check_whole() const;
+  Metrics forward_backward(const Trajectories& rows, const Indices& indices, const NamedTexts& named,
+                           const TermFunction& function, const Progress& progress);
   void check_adapter_of(const fs::path& checkpoint) const;
   void check_checkpoint(const fs::path& folder, const RunState& saved, std::vector<std::string>* notes) const;
 };
 
 namespace {
-
-void check_whole(bool is_half_loaded, bool is_half_updated) {
-  ESPALIER_CHECK(!is_half_loaded,
-                 "Engine: expected whole weights, but the last load failed half-way: load again");
-  ESPALIER_CHECK(
-      !is_half_updated,
-      "Engine: expected whole weights, but the last optim_step failed half-way: load a checkpoint");
-}
 
 std::vector<int64_t> rows_of(const Trajectories& rows, const Indices& indices) {
   if (indices) {
@@ -252,6 +244,14 @@ std::vector<int64_t> rows_of(const Trajectories& rows, const Indices& indices) {
 }
 
 }  // namespace
+
+void Engine::State::check_whole() const {
+  ESPALIER_CHECK(!is_half_loaded,
+                 "Engine: expected whole weights, but the last load failed half-way: load again");
+  ESPALIER_CHECK(
+      !trainer.is_half_updated(),
+      "Engine: expected whole weights, but the last optim_step failed half-way: load a checkpoint");
+}
 
 void Engine::State::check_rows(const Trajectories& rows, const std::vector<int64_t>& indices) const {
   ESPALIER_CHECK(rows.num_rows() > 0, "rows: expected at least one, received none");
@@ -274,14 +274,17 @@ void Engine::State::check_rows(const Trajectories& rows, const std::vector<int64
 }
 
 Metrics Engine::State::forward_backward(const Trajectories& rows, const Indices& indices,
-                                        const ObjectiveOptions& objective, const TermFunction& function,
+                                        const NamedTexts& named, const TermFunction& function,
                                         const Progress& progress) {
   const auto begin = std::chrono::steady_clock::now();
-  ESPALIER_CHECK(routers.count() > 0 || !objective.has_router_losses(),
-                 "router_aux_loss_coef, router_z_loss_coef: expected a model with experts, received {}",
-                 config.model_type);
   const auto terms = std::make_shared<TermsOfRows>();
+  ObjectiveOptions objective;
   const std::unique_ptr<Loss> made = group.together([&] {
+    check_whole();
+    objective = parse_objective_options(named);
+    ESPALIER_CHECK(routers.count() > 0 || !objective.has_router_losses(),
+                   "router_aux_loss_coef, router_z_loss_coef: expected a model with experts, received {}",
+                   config.model_type);
     ESPALIER_CHECK(!function || group.size() == 1,
                    "objective: expected a name with a process group of several ranks, received a function");
     check_rows(rows, rows_of(rows, indices));
@@ -383,33 +386,30 @@ Metrics Engine::forward_backward(const Trajectories& rows, const Indices& indice
 Metrics Engine::forward_backward(const Trajectories& rows, const Indices& indices, const NamedTexts& options,
                                  const TermFunction& function, const Progress& progress) {
   const State::Call call(state_.get());
-  check_whole(state_->is_half_loaded, state_->trainer.is_half_updated());
-  return plainly([&] {
-    return state_->forward_backward(rows, indices, parse_objective_options(options), function, progress);
-  });
+  return plainly([&] { return state_->forward_backward(rows, indices, options, function, progress); });
 }
 
 Metrics Engine::optim_step(std::optional<double> learning_rate) {
   const State::Call call(state_.get());
-  check_whole(state_->is_half_loaded, state_->trainer.is_half_updated());
-  ESPALIER_CHECK(state_->num_added > 0,
-                 "optim_step: expected gradients, but there was no forward_backward since the last one");
-  const double rate = learning_rate.value_or(state_->options.train.learning_rate);
-  TrainOptions options = state_->options.train;
-  options.learning_rate = rate;
-  check_train_options(options);
-  return plainly([&] {
+  const auto update = [&] {
+    state_->check_whole();
+    ESPALIER_CHECK(state_->num_added > 0,
+                   "optim_step: expected gradients, but there was no forward_backward since the last one");
+    TrainOptions options = state_->options.train;
+    options.learning_rate = learning_rate.value_or(options.learning_rate);
+    check_train_options(options);
     const double norm = state_->grad_norm;
-    state_->trainer.update(rate, norm);
+    state_->trainer.update(options.learning_rate, norm);
     state_->clear();
     ++state_->step;
-    return Metrics{{"step", state_->step}, {"grad_norm", norm}, {"learning_rate", rate}};
-  });
+    return Metrics{{"step", state_->step}, {"grad_norm", norm}, {"learning_rate", options.learning_rate}};
+  };
+  return plainly([&] { return state_->group.together(update); });
 }
 
 std::vector<double> Engine::logprobs(const Trajectories& rows, const Progress& progress) {
   const State::Call call(state_.get());
-  check_whole(state_->is_half_loaded, state_->trainer.is_half_updated());
+  state_->check_whole();
   return plainly([&] {
     state_->check_rows(rows, rows_of(rows, std::nullopt));
     const PlanCosts costs = state_->costs(*make_objective(ObjectiveOptions{}));
@@ -434,7 +434,7 @@ std::vector<double> Engine::logprobs(const Trajectories& rows, const Progress& p
 
 Trajectories Engine::sample(const Trajectories& rows, const NamedTexts& options, const Progress& progress) {
   const State::Call call(state_.get());
-  check_whole(state_->is_half_loaded, state_->trainer.is_half_updated());
+  state_->check_whole();
   return plainly([&] {
     const SamplingFlags sampling = parse_sampling_options(options);
     state_->check_rows(rows, rows_of(rows, std::nullopt));
@@ -452,7 +452,7 @@ Trajectories Engine::sample(const Trajectories& rows, const NamedTexts& options,
 
 std::vector<HostArray> Engine::gradients() {
   const State::Call call(state_.get());
-  check_whole(state_->is_half_loaded, state_->trainer.is_half_updated());
+  state_->check_whole();
   return plainly([&] {
     std::vector<HostArray> arrays;
     const Decoder& decoder = state_->trainer.decoder();
@@ -478,23 +478,22 @@ void Engine::zero_gradients() {
 
 void Engine::save(const fs::path& folder, const std::string& dtype) {
   const State::Call call(state_.get());
-  check_whole(state_->is_half_loaded, state_->trainer.is_half_updated());
-  plainly([&] {
+  const auto write = [&] {
+    state_->check_whole();
+    if (!state_->group.is_first()) return true;
     const fs::path path = plain_path(folder);
+    ESPALIER_CHECK(!fs::exists(path), "{}: expected no such folder, it exists already", path.string());
     const at::ScalarType saved = dtype.empty() ? state_->trained_dtype() : parse_dtype(dtype);
     RunState state{.step = state_->step, .data_hashes = {}, .settings = RunSettings{}};
     state.settings->fixed = {{"dtype", dtype_name(state_->dtype)},
                              {"save-dtype", dtype_name(saved)},
                              {"optimizer", to_string(state_->options.train.optimizer.kind)}};
     if (state_->lora) state.model_config = state_->source.config();
-    state_->group.together([&] {
-      if (!state_->group.is_first()) return true;
-      ESPALIER_CHECK(!fs::exists(path), "{}: expected no such folder, it exists already", path.string());
-      write_checkpoint(path, {.run_folder = {}, .source = state_->source, .save_dtype = saved},
-                       state_->trainer.decoder(), state_->trainer.optimizer(), state);
-      return true;
-    });
-  });
+    write_checkpoint(path, {.run_folder = {}, .source = state_->source, .save_dtype = saved},
+                     state_->trainer.decoder(), state_->trainer.optimizer(), state);
+    return true;
+  };
+  plainly([&] { state_->group.together(write); });
 }
 
 std::vector<std::string> Engine::load(const fs::path& folder) {

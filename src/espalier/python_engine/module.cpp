@@ -9,11 +9,12 @@
 #include <nanobind/stl/variant.h>
 #include <nanobind/stl/vector.h>
 
+#include "espalier/cli/run_on_rank.h"
 #include "espalier/data/trajectories.h"
+#include "espalier/distributed/process_group.h"
 #include "espalier/python/arrays.h"
 #include "espalier/python/bindings.h"
 #include "espalier/python_engine/engine.h"
-#include "espalier/python_engine/ranks.h"
 
 namespace espalier::python_engine {
 namespace {
@@ -162,16 +163,13 @@ NB_MODULE(_engine, module) {
       "Does so for the CUDA device of this index, once. Returns whether attention in bfloat16 is more than "
       "the masked form there.");
   module.def(
-      "train_on_rank",
-      [](const std::vector<std::string>& arguments, const std::string& process_group) {
-        return train_on_rank(arguments, process_group, "espalier " ESPALIER_VERSION);
-      },
-      nanobind::arg("arguments"), nanobind::arg("process_group"),
-      nanobind::call_guard<nanobind::gil_scoped_release>(),
-      "Runs `espalier train` as a rank of a process group, by its name. Returns the exit status.");
-  module.def("fail_ranks", &fail_ranks, nanobind::arg("message"),
+      "run_on_rank", &espalier::cli::run_on_rank, nanobind::arg("arguments"), nanobind::arg("process_group"),
+      nanobind::arg("version"), nanobind::call_guard<nanobind::gil_scoped_release>(),
+      "Runs `espalier train` or `espalier rerun`, with its name first, as a rank of a process group, by its "
+      "name. Returns the exit status. version: the text of --version.");
+  module.def("fail_ranks", &espalier::fail_ranks, nanobind::arg("message"),
              "Ends what waits for other ranks, or will, with an error of this message.");
-  module.def("waits_for_ranks", &waits_for_ranks, "Whether this process waits for other ranks.");
+  module.def("waits_for_ranks", &espalier::waits_for_ranks, "Whether this process waits for other ranks.");
   module.def("engine_options", &engine_options_json, "Options of an Engine, as JSON.");
   module.def("objective_options", &objective_options_json, "Options of objectives, as JSON.");
   module.def("sampling_options", &sampling_options_json, "Options of sampling, as JSON.");

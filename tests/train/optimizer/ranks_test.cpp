@@ -164,6 +164,62 @@ TEST(Ranks, StepsAreThoseOfOneProcess) {
   }
 }
 
+/// A tree of two rows, and one of another, with losses of routers if there are any.
+Case few_rows(Family family) {
+  Case result{.family = family,
+              .rows = from_rows({{1, 2, 3, 4}, {1, 2, 5}, {6, 7}}),
+              .objective = default_options(ObjectiveKind::kSft),
+              .plan = {}};
+  if (!has_experts(family)) return result;
+  result.objective.router_aux_loss_coef = 0.1;
+  result.objective.router_z_loss_coef = 0.05;
+  return result;
+}
+
+TEST(Ranks, MoreThanRowsGiveTheStepsOfOneProcess) {
+  for (const Family family : {Family::kLlama, Family::kQwen3Moe, Family::kGptOss}) {
+    for (const bool has_lora : {false, true}) {
+      SCOPED_TRACE(::testing::Message() << to_string(family) << (has_lora ? " with LoRA" : ""));
+      Case given = few_rows(family);
+      if (has_lora) given.lora = LoraOptions{.rank = 2, .alpha = 3, .targets = {kAllLinear}};
+      const Training expected = train_steps(given, alone());
+      for (const Training& training : train_on_ranks(given, 5)) {
+        ASSERT_NO_FATAL_FAILURE(expect_same(training, expected, 10 * kTolerance, has_experts(family)));
+      }
+    }
+  }
+}
+
+// The pass of one rank fails before or after what routers have counted is added up, and the next step is one
+// of all again.
+TEST(Ranks, AFailedPassOfOneIsThrownByAll) {
+  for (const Family family : {Family::kLlama, Family::kQwen3Moe}) {
+    const Case given = few_rows(family);
+    const double expected = train_steps(given, alone()).results[0].loss;
+    for (const bool fails_early : {true, false}) {
+      std::vector<std::string> said(3);
+      std::vector<double> losses(3);
+      const auto thrown = ThreadRanks(3).run([&](const Group& group) {
+        StepTrainer trainer(decoder_of(given), {}, group);
+        const Loss loss(given.rows, given.objective);
+        const Step step = make_share(loss, all_rows(given.rows), {.objective = given.objective}, group);
+        try {
+          trainer.add_gradients(step, loss, [&](int64_t done, int64_t total) {
+            if (group.rank() == 1 && done == (fails_early ? 1 : total)) throw std::runtime_error("planned");
+          });
+        } catch (const std::exception& error) {
+          said[group.rank()] = error.what();
+        }
+        trainer.zero_gradients();
+        losses[group.rank()] = trainer.add_gradients(step, loss).loss;
+      });
+      EXPECT_EQ(thrown, std::vector<std::string>(3));
+      EXPECT_EQ(said, (std::vector<std::string>{"rank 1: planned", "planned", "rank 1: planned"}));
+      for (const double loss : losses) EXPECT_LE(relative_difference(loss, expected), kTolerance);
+    }
+  }
+}
+
 TEST(Ranks, EqualNumbersOfThemGiveEqualBits) {
   for (const int i : {0, 5, 11}) {
     const Case given = random_case(i);

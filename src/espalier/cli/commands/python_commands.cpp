@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Commands that run the Python package, which has the tokenizers with their templates, the libraries that
 // read other trainers' files, the patches for other trainers, shell completion and the manual page. Also
-// espalier train on several processes, which are those of torchrun.
+// commands on several processes, which are those of torchrun.
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -84,15 +84,15 @@ Command command_of(const PythonCommand& python) {
 
 }  // namespace
 
-void start_processes(int64_t processes, std::vector<std::string> arguments) {
+void start_processes(int64_t processes, const std::string& command, std::vector<std::string> arguments) {
   const auto flag = std::ranges::find_if(arguments, [](const std::string& word) {
     return word == "--processes" || word.starts_with("--processes=");
   });
   if (flag != arguments.end()) arguments.erase(flag, flag + (flag->find('=') != std::string::npos ? 1 : 2));
-  exec_python({.name = "train",
-               .summary = kSummaryOfTrain,
+  exec_python({.name = command,
+               .summary = "",
                .words = {"-m", "torch.distributed.run", "--standalone", "--nproc-per-node",
-                         std::to_string(processes), "-m", "espalier", "train"},
+                         std::to_string(processes), "-m", "espalier", command},
                .package = "torch"},
               arguments);
 }

@@ -8,12 +8,10 @@
 #include "espalier/base/file.h"
 #include "espalier/base/folder_lock.h"
 #include "espalier/base/json_file.h"
-#include "espalier/base/mapped_file_guard.h"
 #include "espalier/base/output.h"
 #include "espalier/base/units.h"
 #include "espalier/cli/commands/commands.h"
 #include "espalier/cli/commands/rerun.h"
-#include "espalier/cli/flags/arguments.h"
 #include "espalier/cli/flags/data_flags.h"
 #include "espalier/cli/flags/mix_flags.h"
 #include "espalier/cli/flags/model_flags.h"
@@ -22,7 +20,6 @@
 #include "espalier/cli/print/plan_table.h"
 #include "espalier/cli/print/run_lines.h"
 #include "espalier/cli/signals.h"
-#include "espalier/cli/train_on_rank.h"
 #include "espalier/engine/order.h"
 #include "espalier/measure/device_options.h"
 #include "espalier/measure/model_use.h"
@@ -589,9 +586,11 @@ void add_flags(OptionList* list, TrainArguments* flags) {
   add_profile_step(&flags->train, list);
 }
 
-Command command_of(const Group& group, const std::function<std::string()>& version) {
+}  // namespace
+
+Command train_command(const std::function<std::string()>& version, const Group* group) {
   const auto flags = std::make_shared<TrainArguments>();
-  flags->train.group = &group;
+  if (group != nullptr) flags->train.group = group;
   flags->version = version;
   Command command{
       .name = "train",
@@ -613,27 +612,9 @@ Command command_of(const Group& group, const std::function<std::string()>& versi
       }};
   add_flags(&command.options, flags.get());
   command.hand_over = [flags](const std::vector<std::string>& arguments) {
-    if (flags->processes > 1) start_processes(flags->processes, arguments);
+    if (flags->processes > 1) start_processes(flags->processes, "train", arguments);
   };
   return command;
-}
-
-}  // namespace
-
-Command train_command(const std::function<std::string()>& version) {
-  return command_of(alone(), version);
-}
-
-int train_on_rank(const std::vector<std::string>& arguments, const Group& group, const std::string& version) {
-  if (!group.is_first()) silence_output();
-  prepare_process();
-  guard_mapped_files();
-  Command command = command_of(group, [version] { return version; });
-  if (!set_options(&command, arguments)) return 0;  // they ask for help, which a process by itself gives
-  const int exit_code = command.run(command.options);
-  check_mapped_files();
-  flush_output();
-  return exit_code;
 }
 
 }  // namespace espalier::cli

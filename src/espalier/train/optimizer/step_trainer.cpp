@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "espalier/train/optimizer/step_trainer.h"
 
-#include <c10/util/Exception.h>
 #include <fmt/format.h>
 
 #include <cmath>
 #include <exception>
 #include <utility>
 
+#include "espalier/runtime/out_of_memory.h"
 #include "espalier/train/optimizer/diagnosis.h"
 
 namespace espalier {
@@ -17,8 +17,11 @@ StepResult StepTrainer::add_gradients(const Step& step, const Loss& loss, const 
   group_.check_equal("the step's rows, terms and shares", step.whole.digest);
   // Gradients of earlier steps are those of all ranks, and are added up again with the new ones.
   if (!group_.is_first()) decoder_.zero_gradients();
-  PendingStep pending = start_forward_backward(decoder_, step, loss, progress, group_);
-  if (meanwhile) meanwhile();
+  PendingStep pending = group_.together([&] {
+    PendingStep started = start_forward_backward(decoder_, step, loss, progress, group_);
+    if (meanwhile) meanwhile();
+    return started;
+  });
   StepResult result = finish(std::move(pending), group_);
   // An expert without tokens gets a zero gradient, so that its moments decay as those of fused experts do.
   decoder_.complete_gradients();
@@ -57,11 +60,6 @@ void check_finite(const Decoder& decoder, const Step& step, const Loss& loss, co
   }
   throw NonFiniteError(fmt::format("{}: loss {}, gradient norm {}: expected finite numbers{}{}", title, value,
                                    norm, why.empty() ? "" : "; ", why));
-}
-
-std::string text_of(const std::exception& error) {
-  const auto* torch = dynamic_cast<const c10::Error*>(&error);
-  return torch != nullptr ? torch->what_without_backtrace() : error.what();
 }
 
 }  // namespace espalier

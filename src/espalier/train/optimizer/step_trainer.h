@@ -61,7 +61,4 @@ class StepTrainer {
 void check_finite(const Decoder& decoder, const Step& step, const Loss& loss, const std::string& title,
                   double value, double norm, const Group& group = alone());
 
-/// The message of an exception, without LibTorch's backtrace.
-std::string text_of(const std::exception& error);
-
 }  // namespace espalier

@@ -16,6 +16,7 @@
 #include "espalier/model/weights/tensor_bytes.h"
 #include "espalier/model/weights/weights.h"
 #include "espalier/objective/signal.h"
+#include "espalier/runtime/out_of_memory.h"
 #include "espalier/train/optimizer/diagnosis.h"
 #include "espalier/train/optimizer/optimizer.h"
 #include "espalier/train/optimizer/step_trainer.h"
@@ -263,22 +264,15 @@ class TrainingRun {
     const bool is_best = Evaluator::add(state_.step, values["eval_loss"], &*state_.evaluation);
     if (writer_) writer_->write_evaluation(state_.step, values);
     if (events_.evaluated) events_.evaluated(state_.step, values, *state_.evaluation);
-    if (folder_ && is_best && evaluator_->options().keep_best) save_best(before);
-    follow_first_evaluation();
+    const bool is_kept = !folder_ || !is_best || !evaluator_->options().keep_best || save_best();
+    if (!group_.any(!is_kept)) return;
+    // The next evaluation that is better tries again.
+    state_.evaluation->best_step = before.best_step;
+    state_.evaluation->best_loss = before.best_loss;
   }
 
-  /// The first rank knows whether the best checkpoint could be kept.
-  void follow_first_evaluation() {
-    EvaluationState& state = *state_.evaluation;
-    const std::vector<double> first = group_.from_first(std::vector{
-        static_cast<double>(state.best_step), static_cast<double>(state.since_best), state.best_loss});
-    state.best_step = static_cast<int64_t>(first[0]);
-    state.since_best = static_cast<int64_t>(first[1]);
-    state.best_loss = first[2];
-  }
-
-  /// If the best checkpoint cannot be written, the next evaluation that is better tries again.
-  void save_best(const EvaluationState& before) {
+  /// Returns false, with a warning, if the best checkpoint cannot be written.
+  bool save_best() {
     try {
       replace_checkpoint(best_checkpoint_folder(options_.out), checkpoint_, trainer_.decoder(),
                          trainer_.optimizer(), state_);
@@ -286,12 +280,11 @@ class TrainingRun {
     } catch (const std::exception& error) {
       best_error_ = text_of(error);
       best_failed_step_ = state_.step;
-      state_.evaluation->best_step = before.best_step;
-      state_.evaluation->best_loss = before.best_loss;
       note(fmt::format(
           "warning: the best checkpoint, that of step {}, could not be saved: {}; the run continues",
           state_.step, best_error_));
     }
+    return best_error_.empty();
   }
 
   /// Also notes the reason.
