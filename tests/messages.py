@@ -14,7 +14,7 @@ from typing import NamedTuple
 ROOT = Path(__file__).resolve().parents[1]
 RAISED = {"InputError", "Unsupported", "ImportError", "RuntimeError", "ValueError", "TypeError", "RankError", "VerificationError",
           "BadRow", "UsageError", "FileError"}  # fmt: skip
-CPP = re.compile(r'\b(?:ESPALIER_CHECK|TORCH_CHECK|log_line|explained)\(|\bthrow (?:InputError|NewerFormatError|RunError)\(|(?=fmt::format\(\s*"warning: )')
+CPP = re.compile(r'\b(?:ESPALIER_CHECK|TORCH_CHECK|log_line|explained)\(|\bthrow (?:InputError|NewerFormatError|RunError|RankError)\(|(?=fmt::format\(\s*"warning: )')
 LISTED = re.compile(r"\b(?:warnings|lines)\.push_back\(")  # in the sources of the warnings about data
 LISTS = ("signal.cpp", "data_summary.cpp")
 FRAME = re.compile(r"espalier: |error: |warning:|note: |\(see --help\)|\{.*?\}")  # around the words of a message
@@ -94,7 +94,7 @@ def messages(paths):
 
 def sources():
     folders = ("cli", "train", "engine", "data", "config", "model", "objective", "plan", "runtime", "sample", "measure", "verify",
-               "qualify", "base", "tree", "inspect", "python", "python_engine")  # fmt: skip
+               "qualify", "base", "tree", "inspect", "distributed", "python", "python_engine")  # fmt: skip
     for folder in folders:
         yield from sorted(path for path in (ROOT / "src/espalier" / folder).rglob("*") if path.suffix in (".cpp", ".h"))
     yield from sorted((ROOT / "python/espalier").rglob("*.py"))

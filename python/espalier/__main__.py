@@ -6,6 +6,7 @@ In a clone, and where `cmake --install` has put the package, it is the program t
 
 import importlib.util
 import os
+import subprocess
 import sys
 from pathlib import Path
 from typing import NoReturn
@@ -42,10 +43,22 @@ def _library_path(folder: Path) -> dict[str, str]:
     return {"LD_LIBRARY_PATH": f"{libraries}:{before}" if before else str(libraries)}
 
 
+def _is_rank(arguments: list[str]) -> bool:
+    """Whether torchrun has started this process as one of several that train together."""
+    trains = arguments[:1] in (["train"], ["rerun"]) and not {"-h", "--help"} & set(arguments)
+    return trains and "LOCAL_RANK" in os.environ and int(os.environ.get("WORLD_SIZE", "1")) > 1
+
+
 def main() -> NoReturn:
-    """Becomes the program. Commands written in Python run in this interpreter, unless ESPALIER_PYTHON names another."""
+    """Becomes the program. Commands written in Python run in this interpreter, unless ESPALIER_PYTHON names another. A rank
+    that trains stays in this process, which has the process group."""
     program, variables = _program()
     environment = {**os.environ, **variables}
+    if _is_rank(sys.argv[1:]):
+        from .distributed import command
+
+        version = subprocess.check_output([program, "--version"], env=environment, text=True)
+        command.main(sys.argv[1:], version)
     if not environment.get("ESPALIER_PYTHON"):
         environment["ESPALIER_PYTHON"] = sys.executable
     os.execve(program, [str(program), *sys.argv[1:]], environment)

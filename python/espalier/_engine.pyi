@@ -15,8 +15,8 @@ class Engine:
     What espalier.Engine is made of. Options are pairs of a flag's name and its text. All work is done without the GIL.
     """
 
-    def __init__(self, model: str | os.PathLike, options: Sequence[tuple[str, str]]) -> None:
-        """Loads the model."""
+    def __init__(self, model: str | os.PathLike, options: Sequence[tuple[str, str]], process_group: str) -> None:
+        """Loads the model. process_group: its name; "": none."""
 
     def forward_backward(self, rows: espalier._core.Trajectories, indices: Sequence[int] | None, objective: Sequence[tuple[str, str]], progress: object | None) -> list[tuple[str, int | float]]:
         """The metrics, by name."""
@@ -80,6 +80,19 @@ def prove_kernels(index: int) -> bool:
     """
     Does so for the CUDA device of this index, once. Returns whether attention in bfloat16 is more than the masked form there.
     """
+
+def run_on_rank(arguments: Sequence[str], process_group: str, version: str) -> int:
+    """
+    Runs `espalier train` or `espalier rerun`, with its name first, as a rank of a process group, by its name. Returns the exit status. version: the text of --version.
+    """
+
+def fail_ranks(message: str) -> None:
+    """
+    Ends what waits for other ranks, or will, with an error of this message.
+    """
+
+def waits_for_ranks() -> bool:
+    """Whether this process waits for other ranks."""
 
 def engine_options() -> str:
     """Options of an Engine, as JSON."""

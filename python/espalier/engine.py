@@ -19,6 +19,7 @@ from .rows.sequences import Packed, Row, is_packed, token_sequences
 
 if TYPE_CHECKING:
     from torch import Tensor
+    from torch.distributed import ProcessGroup
 
 Option: TypeAlias = bool | int | float | str | os.PathLike[str] | Sequence[str] | None
 Data: TypeAlias = Trajectories | Packed | str | os.PathLike[str] | Mapping[str, Any] | Iterable[Row | str | os.PathLike[str]]
@@ -52,6 +53,9 @@ class Engine:
         config: Precision, optimiser, plan and device.
         lora: An adapter that is trained in place of the weights.
         objective: The loss of `forward_backward` calls that name none. Default: "sft".
+        process_group: Ranks that train together, as torchrun starts them: torch.distributed.group.WORLD, for example. All make
+            the same calls with the same rows. `forward_backward` computes this rank's share of the rows and adds gradients up,
+            so that loss, metrics and gradients are those of one process; `save` writes one checkpoint, by rank 0. Default: none.
         **options: Any field of `config` and `lora`, such as `learning_rate=1e-5`, in place of theirs.
 
     Raises:
@@ -79,7 +83,8 @@ class Engine:
     """
 
     def __init__(self, path: str | os.PathLike[str], *, config: EngineConfig | None = None, lora: LoraConfig | None = None,
-                 objective: ObjectiveConfig | None = None, **options: Option) -> None:  # fmt: skip
+                 objective: ObjectiveConfig | None = None, process_group: "ProcessGroup | None" = None,
+                 **options: Option) -> None:  # fmt: skip
         chosen = {**_given("config", config, EngineConfig), **_given("lora", lora, LoraConfig), **options}
         if lora is not None and chosen.get("lora_rank") is None and chosen.get("adapter") is None:
             raise InputError("lora: expected a LoraConfig with lora_rank or adapter, received one with neither")
@@ -89,7 +94,8 @@ class Engine:
         _given("objective", objective, ObjectiveConfig)
         self._objective = ObjectiveConfig() if objective is None else objective
         self._path = os.fspath(path)
-        self._engine = native.Engine(self._path, _named(chosen))
+        group = "" if process_group is None else process_group.group_name
+        self._engine = native.Engine(self._path, _named(chosen), group)
         self._samplings = 0  # calls of sample
 
     @staticmethod

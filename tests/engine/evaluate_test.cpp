@@ -54,7 +54,7 @@ TEST(Evaluate, GivesLossAndMetricsOfTraining) {
     SCOPED_TRACE(::testing::Message() << "seed " << i << ": " << describe(objective, plan, family, shape));
     const Loss loss(rows, objective);
     const Step step = make_step(rows, {.plan = plan, .objective = objective});
-    const StepResult found = evaluate(decoder, step, loss);
+    const StepResult found = finish(start_evaluation(decoder, step, loss));
     const StepResult trained =
         forward_backward(decoder, make_step(rows, {.plan = other, .objective = objective}), loss);
     worst = std::max(worst, relative_difference(found.loss, trained.loss));
@@ -69,7 +69,7 @@ TEST(Evaluate, GivesLossAndMetricsOfTraining) {
     if (objective.shared_targets == SharedTargets::kSum) {
       EXPECT_LT(relative_difference(found.metrics.back().value, plain_nll(decoder, rows, step)), 1e-12);
     }
-    const StepResult again = evaluate(decoder, step, loss);
+    const StepResult again = finish(start_evaluation(decoder, step, loss));
     EXPECT_EQ(again.loss, found.loss);
     for (size_t m = 0; m < found.metrics.size(); ++m)
       EXPECT_EQ(again.metrics[m].value, found.metrics[m].value);
@@ -81,7 +81,7 @@ TEST(Evaluate, LeavesGradientsAlone) {
   const Decoder decoder = tiny_decoder(tiny_config(Family::kQwen3, 19), 3);
   const Trajectories rows = from_rows({{1, 2, 3, 4}, {1, 2, 5}});
   const Loss loss(rows, ObjectiveOptions{});
-  evaluate(decoder, make_step(rows, {}), loss);
+  finish(start_evaluation(decoder, make_step(rows, {}), loss));
   for (const at::Tensor& gradient : decoder.gradients()) EXPECT_FALSE(gradient.defined());
 }
 

@@ -211,7 +211,7 @@ TEST(Mix, IsEvaluatedToWhatTrainingComputes) {
     SCOPED_TRACE(fmt::format("seed {}: {}", seed, drawn.text()));
     const PlanOptions plan = random_plan(rng, drawn.all), other = random_plan(rng, drawn.all);
     const Loss loss(drawn.all, drawn.sources);
-    const StepResult found = evaluate(decoder, step_of(drawn, plan), loss);
+    const StepResult found = finish(start_evaluation(decoder, step_of(drawn, plan), loss));
     const StepResult trained = forward_backward(decoder, step_of(drawn, other), loss);
     EXPECT_NEAR(found.loss, trained.loss, 1e-12 * (1 + std::abs(trained.loss)));
     EXPECT_EQ(found.terms, trained.terms);

@@ -2,6 +2,7 @@
 list(APPEND torch_test_sources
   ${CMAKE_CURRENT_LIST_DIR}/optimizer/grad_norms_test.cpp
   ${CMAKE_CURRENT_LIST_DIR}/optimizer/optimizer_test.cpp
+  ${CMAKE_CURRENT_LIST_DIR}/optimizer/ranks_test.cpp
   ${CMAKE_CURRENT_LIST_DIR}/run/background_save_test.cpp
   ${CMAKE_CURRENT_LIST_DIR}/run/bad_steps_test.cpp
   ${CMAKE_CURRENT_LIST_DIR}/run/checkpoints_test.cpp

@@ -28,14 +28,24 @@ class Alarm:
     def start(self) -> None:
         self._thread.start()
 
-    def ring(self, error: BaseException) -> None:
-        """Lets the others know of an error of this rank, and waits until they have heard of it."""
+    def on_failure(self, failure: str) -> None:
+        """Called in the thread that has heard of it."""
+
+    def is_stuck(self) -> bool:
+        """Whether this rank, which has heard of a failure, will not leave the step by itself."""
+        return True
+
+    def ring(self, error: BaseException) -> str:
+        """Lets the others know of an error of this rank, and waits until they have heard of it. Gives the failure that
+        came first, of any rank."""
         self._is_over.set()
+        first = f"rank {self._rank}: {type(error).__name__}: {error}"
         with contextlib.suppress(Exception):  # it is the error that counts
-            self._store.set("failure", f"rank {self._rank}: {type(error).__name__}: {error}")
+            first = self._store.compare_set("failure", "", first).decode()
             self._store.set(f"heard {self._rank}", "")
             others = [f"heard {rank}" for rank in range(self._size) if rank != self._rank]
             self._store.wait(others, timedelta(seconds=SECONDS_TO_HEAR))
+        return first
 
     def stop(self) -> None:
         self._is_over.set()
@@ -50,8 +60,10 @@ class Alarm:
                 self._store.set(f"heard {self._rank}", "")
             except Exception as error:
                 self.failure = self.failure or f"the store of the process group is gone: {error}"
-            if not self._is_over.wait(SECONDS_TO_LEAVE):
-                self._end_process()
+            self.on_failure(self.failure)
+            while not self._is_over.wait(SECONDS_TO_LEAVE):
+                if self.is_stuck():
+                    self._end_process()
 
     def _end_process(self) -> None:
         sys.stdout.flush()

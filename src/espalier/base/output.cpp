@@ -3,6 +3,7 @@
 
 #include <unistd.h>
 
+#include <atomic>
 #include <cerrno>
 #include <cstdio>
 
@@ -12,6 +13,8 @@
 namespace espalier {
 namespace {
 
+std::atomic<bool> is_silent{false};
+
 [[noreturn]] void throw_output_error(int error) {
   if (error == EPIPE) throw ClosedPipe();
   throw InputError(fmt::format("cannot write to standard output: {}", system_message(error)));
@@ -19,7 +22,12 @@ namespace {
 
 }  // namespace
 
+void silence_output() {
+  is_silent = true;
+}
+
 void write_output(std::string_view text) {
+  if (is_silent) return;
   if (std::fwrite(text.data(), 1, text.size(), stdout) != text.size()) throw_output_error(errno);
 }
 
@@ -28,7 +36,7 @@ void flush_output() {
 }
 
 void write_log(std::string_view text) noexcept {
-  while (!text.empty()) {
+  while (!text.empty() && !is_silent) {
     const ssize_t written = ::write(STDERR_FILENO, text.data(), text.size());
     if (written < 0 && errno == EINTR) continue;
     if (written < 0) return;

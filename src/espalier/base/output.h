@@ -35,6 +35,9 @@ void print_output(fmt::format_string<Args...> format, Args&&... args) {
 /// Writes to standard error without buffering. Failures (full disk, closed pipe or terminal) are ignored.
 void write_log(std::string_view text) noexcept;
 
+/// From now on nothing is written to either stream: another process says the same.
+void silence_output();
+
 /// Writes one or several whole lines to standard error, control characters escaped (base/printable.h).
 template <typename... Args>
 void log_line(fmt::format_string<Args...> format, Args&&... args) {

@@ -168,6 +168,7 @@ int run_command(Command* command, const std::vector<std::string>& arguments) {
     print_output("{}", help_of_command(command_text(*command)));
     return 0;
   }
+  if (command->hand_over) command->hand_over(arguments);
   const int exit_code = command->run(command->options);
   check_mapped_files();  // results computed from a truncated file are invalid
   return exit_code;

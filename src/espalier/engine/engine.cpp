@@ -31,7 +31,7 @@ c10::intrusive_ptr<RouterStatistics> router_statistics(const Model& model, const
   const ObjectiveOptions& options = loss.router_options();
   return c10::make_intrusive<RouterStatistics>(
       routers, RouterLossOptions{options.router_aux_loss_coef, options.router_z_loss_coef},
-      step.flat_tokens(), model.device());
+      step.whole.flat_tokens, model.device());
 }
 
 /// The tensors that the backward pass of a micro-batch starts from.
@@ -54,8 +54,9 @@ struct InFlightMicroBatch {
 /// is converted into a PendingStep.
 class StepExecution {
  public:
-  StepExecution(const Model& model, const Step& step, const Loss& loss)
+  StepExecution(const Model& model, const Step& step, const Loss& loss, const Group& group)
       : model_(model),
+        group_(group),
         device_(model.device()),
         step_(step),
         loss_(loss),
@@ -68,7 +69,11 @@ class StepExecution {
         window_pairs_(window_pairs(ContextIndex(step.plan.micro_batches), model.sliding_windows())),
         unit_loss_(make_unit_loss(step, loss, device_)),
         sums_(loss, device_, unit_loss_),
-        counts_(step) {}
+        counts_(step) {
+    for (Work* work : {&counts_.work, &counts_.recomputed}) {
+      work->window_pairs.resize(model.sliding_windows().size());
+    }
+  }
 
   bool needs_logprob_pass() const {
     return (unit_loss_ && unit_loss_->needs_logprob_pass()) ||
@@ -89,6 +94,7 @@ class StepExecution {
     logprob_pass_.emplace(device_).measure(
         [&] { for_each_logprobs({model_, step_, loss_, active_, router_statistics_}, visit, entered); });
     set_counting(false);
+    add_up_routers();
   }
 
   void enter(int64_t m) {
@@ -113,6 +119,7 @@ class StepExecution {
 
   PendingStep into_pending() && {
     std::optional<PendingStep::Routers> routers;
+    add_up_routers();
     if (router_statistics_) routers = PendingStep::Routers{model_.routers(), router_statistics_->values()};
     return {counts_, std::move(sums_), std::move(meters_), std::move(logprob_pass_), std::move(routers)};
   }
@@ -123,6 +130,13 @@ class StepExecution {
   /// Enables counting by routers, so that every token of the step is counted once.
   void set_counting(bool counting) {
     if (router_statistics_) router_statistics_->set_counting(counting);
+  }
+
+  /// What the routers of all ranks have counted, once.
+  void add_up_routers() {
+    if (!router_statistics_ || std::exchange(has_all_routers_, true)) return;
+    group_.together([] { return true; });
+    group_.add_up(router_statistics_->sums());
   }
 
   std::vector<ContextFrame*> ancestors(const Batch& batch) const {
@@ -214,6 +228,7 @@ class StepExecution {
   }
 
   const Model& model_;
+  const Group& group_;
   at::Device device_;
   const Step& step_;
   const Loss& loss_;
@@ -227,12 +242,13 @@ class StepExecution {
   StepCounts counts_;
   std::map<int64_t, PassMeter> meters_;  // by micro-batch
   std::optional<PassMeter> logprob_pass_;
+  bool has_all_routers_ = false;
 };
 
-/// Of log-probabilities by their places in Step::terms.values. Added up in the order of the terms, which does
-/// not depend on how the trees are cut.
-double nll_per_token(const Step& step, const Trajectories& trajectories,
-                     const std::vector<TermValues>& computed) {
+/// The negative log-likelihood by loss weights, and the sum of these, of log-probabilities by their places in
+/// Step::terms.values. Added up in the order of the terms, which does not depend on how the trees are cut.
+std::pair<double, double> nll_and_weights(const Step& step, const Trajectories& trajectories,
+                                          const std::vector<TermValues>& computed) {
   std::vector<double> logprobs(step.terms.values.size());
   for (const TermValues& values : computed) values.write(&logprobs);
   double sum = 0, weights = 0;
@@ -244,14 +260,28 @@ double nll_per_token(const Step& step, const Trajectories& trajectories,
       weights += weight;
     }
   }
-  return sum / weights;
+  return {sum, weights};
+}
+
+/// Counts of all ranks. The tokens of the step are those already.
+StepCounts add_up(StepCounts counts, const Group& group) {
+  std::vector<int64_t*> fields{&counts.terms};
+  for (Work* work : {&counts.work, &counts.recomputed}) {
+    fields.insert(fields.end(), {&work->tokens, &work->pairs, &work->logit_rows});
+    for (int64_t& pairs : work->window_pairs) fields.push_back(&pairs);
+  }
+  std::vector<double> values;
+  for (const int64_t* field : fields) values.push_back(static_cast<double>(*field));
+  values = group.add_up(values);
+  for (size_t i = 0; i < fields.size(); ++i) *fields[i] = static_cast<int64_t>(values[i]);
+  return counts;
 }
 
 }  // namespace
 
 PendingStep start_forward_backward(const Model& model, const Step& step, const Loss& loss,
-                                   const MicroBatchProgress& progress) {
-  StepExecution execution(model, step, loss);
+                                   const MicroBatchProgress& progress, const Group& group) {
+  StepExecution execution(model, step, loss, group);
   const auto num_micro_batches = static_cast<int64_t>(step.plan.micro_batches.size());
   const int64_t total = num_micro_batches * (execution.needs_logprob_pass() ? 2 : 1);
   int64_t done = 0;
@@ -269,10 +299,10 @@ PendingStep start_forward_backward(const Model& model, const Step& step, const L
   return std::move(execution).into_pending();
 }
 
-StepResult finish(PendingStep pending) {
+StepResult finish(PendingStep pending, const Group& group) {
   // Synchronises with the backward passes, so that the meters can be read.
-  auto [loss, metrics] = pending.sums.read();
-  StepResult result{pending.counts, {}, loss, std::move(metrics)};
+  auto [loss, metrics] = pending.sums.read(group);
+  StepResult result{add_up(std::move(pending.counts), group), {}, loss, std::move(metrics)};
   if (pending.routers) {
     result.routers = RouterStatistics::report(pending.routers->values.cpu(), pending.routers->shape);
   }
@@ -286,8 +316,8 @@ StepResult forward_backward(const Model& model, const Step& step, const Loss& lo
   return finish(start_forward_backward(model, step, loss, progress));
 }
 
-StepResult evaluate(const Model& model, const Step& step, const Loss& loss,
-                    const MicroBatchProgress& progress) {
+PendingEvaluation start_evaluation(const Model& model, const Step& step, const Loss& loss,
+                                   const MicroBatchProgress& progress) {
   std::optional<UnitLoss> unit_loss = make_unit_loss(step, loss, model.device());
   StepSums sums(loss, model.device(), unit_loss);
   StepCounts counts(step);
@@ -302,9 +332,15 @@ StepResult evaluate(const Model& model, const Step& step, const Loss& loss,
   counts.work.tokens = for_each_logprobs(model, step, loss, sums.entropies(), progress, visit);
   if (unit_loss) sums.add(unit_loss->evaluate_all());
   synchronize(model.device());
-  auto [value, metrics] = sums.read();
-  metrics.push_back({"nll_per_token", nll_per_token(step, loss.trajectories(), computed)});
-  return {counts, {}, value, std::move(metrics)};
+  const auto [nll, weights] = nll_and_weights(step, loss.trajectories(), computed);
+  return {counts, std::move(sums), nll, weights};
+}
+
+StepResult finish(PendingEvaluation pending, const Group& group) {
+  auto [value, metrics] = pending.sums.read(group);
+  const std::vector<double> nll = group.add_up(std::vector{pending.nll, pending.weights});
+  metrics.push_back({"nll_per_token", nll[0] / nll[1]});
+  return {add_up(std::move(pending.counts), group), {}, value, std::move(metrics)};
 }
 
 }  // namespace espalier

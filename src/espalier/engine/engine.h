@@ -11,6 +11,7 @@
 #include <optional>
 #include <vector>
 
+#include "espalier/distributed/group.h"
 #include "espalier/engine/batch.h"
 #include "espalier/engine/forward.h"
 #include "espalier/engine/step_cost.h"
@@ -53,7 +54,7 @@ class PassMeter {
 struct StepCounts {
   /// Counts before the first pass.
   explicit StepCounts(const Step& step)
-      : flat_tokens(step.flat_tokens()), tree_tokens(step.forest.tree_tokens()) {}
+      : flat_tokens(step.whole.flat_tokens), tree_tokens(step.whole.tree_tokens) {}
   StepCounts() = default;
 
   Work work;        // encoded tokens, visible pairs, logit rows
@@ -92,12 +93,14 @@ struct PendingStep {
 /// done. A loss of wider scope than a token needs all log-probabilities of a unit (unit_loss.h): if the order
 /// of the plan does not provide them in time, a log-prob pass runs first. Likewise for the load-balancing
 /// loss, which needs the number of tokens of each expert over the step. The host does not synchronise with
-/// the device, except that a mixture of experts reads token counts.
+/// the device, except that a mixture of experts reads token counts. A rank of a group has the gradients of
+/// its share (share.h), and is called in Group::together.
 PendingStep start_forward_backward(const Model& model, const Step& step, const Loss& loss,
-                                   const MicroBatchProgress& progress = {});
+                                   const MicroBatchProgress& progress = {}, const Group& group = alone());
 
-/// Synchronises with the device once and reads loss and metrics.
-StepResult finish(PendingStep pending);
+/// Synchronises with the device once and reads loss and metrics, those of all ranks. Measures are of this
+/// rank.
+StepResult finish(PendingStep pending, const Group& group = alone());
 
 /// start_forward_backward and finish.
 StepResult forward_backward(const Model& model, const Step& step, const Loss& loss,
@@ -108,12 +111,20 @@ StepResult forward_backward(const Model& model, const Step& step, const Loss& lo
 void compute_logprobs(const Model& model, const Trajectories& trajectories, const Step& step,
                       std::vector<double>* logprobs, const MicroBatchProgress& progress = {});
 
+/// An evaluation whose forward passes are done, those of this rank's share. The loss must outlive it.
+struct PendingEvaluation {
+  StepCounts counts;
+  StepSums sums;
+  double nll = 0, weights = 0;  // of the terms by their loss weights
+};
+
 /// What forward_backward computes of the step beside gradients, by one forward pass over the trees: loss,
 /// metrics, and the numbers of tokens and terms. Of the work it gives the encoded tokens alone, and nothing
 /// of routers and measures. One metric is added: `nll_per_token`, the negative log-likelihood of the terms,
 /// averaged by their loss weights over all trajectories, whatever the objective and its normaliser. The same
 /// bits for the same weights, step and number of threads. Waits for the device.
-StepResult evaluate(const Model& model, const Step& step, const Loss& loss,
-                    const MicroBatchProgress& progress = {});
+PendingEvaluation start_evaluation(const Model& model, const Step& step, const Loss& loss,
+                                   const MicroBatchProgress& progress = {});
+StepResult finish(PendingEvaluation pending, const Group& group = alone());
 
 }  // namespace espalier

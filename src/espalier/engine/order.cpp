@@ -64,6 +64,7 @@ bool needs_logprob_pass(const Step& step, const Loss& loss) {
 
 bool needs_routing_pass(const Step& step, const Loss& loss) {
   if (loss.router_options().router_aux_loss_coef == 0) return false;
+  if (step.whole.is_divided) return true;
   const auto& micro_batches = step.plan.micro_batches;
   for (int64_t m = 1; m < static_cast<int64_t>(micro_batches.size()); ++m) {
     if (micro_batches[m].parent != m - 1) return true;

@@ -52,7 +52,7 @@ bool needs_logprob_pass(const Step& step, const LossUnits& units);
 bool needs_logprob_pass(const Step& step, const Loss& loss);
 
 /// Whether all forward passes must run first, because the loss has a load-balancing part and some backward
-/// pass comes before the last forward pass.
+/// pass comes before the last forward pass, here or on another rank.
 bool needs_routing_pass(const Step& step, const Loss& loss);
 
 }  // namespace espalier

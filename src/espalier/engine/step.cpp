@@ -47,13 +47,24 @@ std::vector<int64_t> all_rows(const Trajectories& trajectories) {
 
 }  // namespace
 
-Step make_step(const Trajectories& trajectories, std::vector<int64_t> rows, const StepOptions& options) {
+Step unplanned_step(const Trajectories& trajectories, std::vector<int64_t> rows, const StepOptions& options) {
   Step step;
   step.rows = std::move(rows);
   step.forest = forest_of(trajectories, step.rows, options.child_order);
-  set_plan(&step, options.costs == nullptr ? make_plan(step.forest, options.plan)
-                                           : make_plan(step.forest, options.plan, *options.costs));
   set_terms(trajectories, options, &step);
+  step.whole = {
+      .rows = step.rows, .flat_tokens = step.flat_tokens(), .tree_tokens = step.forest.tree_tokens()};
+  return step;
+}
+
+void plan_step(const StepOptions& options, Step* step) {
+  set_plan(step, options.costs == nullptr ? make_plan(step->forest, options.plan)
+                                          : make_plan(step->forest, options.plan, *options.costs));
+}
+
+Step make_step(const Trajectories& trajectories, std::vector<int64_t> rows, const StepOptions& options) {
+  Step step = unplanned_step(trajectories, std::move(rows), options);
+  plan_step(options, &step);
   return step;
 }
 
@@ -63,14 +74,11 @@ Step make_step(const Trajectories& trajectories, const StepOptions& options) {
 
 ComparedStep compare_step_plans(const Trajectories& trajectories, const StepOptions& options,
                                 const PlanProgress& progress) {
-  Step step;
-  step.rows = all_rows(trajectories);
-  step.forest = forest_of(trajectories, step.rows);
+  Step step = unplanned_step(trajectories, all_rows(trajectories), options);
   PlanComparison plans = options.costs == nullptr
                              ? compare_plans(step.forest, options.plan, progress)
                              : compare_plans(step.forest, options.plan, *options.costs, progress);
   set_plan(&step, *plans.candidates[plans.chosen].plan);
-  set_terms(trajectories, options, &step);
   return {std::move(step), std::move(plans)};
 }
 

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "espalier/base/csr.h"
@@ -26,6 +27,15 @@ struct Step {
   Csr<Term> terms;
   Csr<int64_t> sharers;  // row i: the trajectories that share term i; empty with SharedTargets::kSum
 
+  /// The step of all ranks, of which this is the share of one (share.h).
+  struct Whole {
+    std::vector<int64_t> rows;
+    int64_t flat_tokens = 0, tree_tokens = 0;
+    bool is_divided = false;  // over several ranks
+    std::string digest{};     // of its rows, terms and shares; empty unless it is divided
+  };
+  Whole whole;
+
   int64_t flat_tokens() const { return forest.flat_tokens(); }
 };
 
@@ -47,11 +57,15 @@ struct StepOptions {
 };
 
 /// Builds forest, plan and terms of the given rows. Tokens with different recorded routes are not shared.
-/// Steps are only made by this function, its overload and compare_step_plans.
+/// Steps are only made by this function, its overload, make_share and compare_step_plans.
 Step make_step(const Trajectories& trajectories, std::vector<int64_t> rows, const StepOptions& options);
 
 /// The same for all rows.
 Step make_step(const Trajectories& trajectories, const StepOptions& options);
+
+/// make_step in two parts: everything but the plan, and the plan by options.plan and options.costs.
+Step unplanned_step(const Trajectories& trajectories, std::vector<int64_t> rows, const StepOptions& options);
+void plan_step(const StepOptions& options, Step* step);
 
 /// A step, and the candidates from which its plan was chosen.
 struct ComparedStep {

@@ -21,6 +21,11 @@ double initial_value(Reduction reduction) {
   return reduction == Reduction::kMax ? -kInfinity : 0;
 }
 
+RankReduction over_ranks(Reduction reduction) {
+  if (reduction == Reduction::kMin) return RankReduction::kMin;
+  return reduction == Reduction::kMax ? RankReduction::kMax : RankReduction::kSum;
+}
+
 void add_to_metric(Reduction reduction, const at::Tensor& value, const at::Tensor& so_far) {
   switch (reduction) {
     case Reduction::kMean:
@@ -62,19 +67,27 @@ StepSums::StepSums(const Loss& loss, at::Device device, const std::optional<Unit
   values_ = upload({at::tensor(initial, at::kDouble)}, device).front();
 }
 
-StepSums::Read StepSums::read() const {
+StepSums::Read StepSums::read(const Group& group) const {
   const at::Tensor host = values_.cpu();
-  const double* sums = host.const_data_ptr<double>();
+  const double* here = host.const_data_ptr<double>();
+  std::vector<double> sums(here, here + host.numel());  // and of each part its units and terms
+  std::vector<RankReduction> ways{RankReduction::kSum};
+  for (const SummedMetric& metric : metrics_) ways.push_back(over_ranks(metric.reduction));
+  const size_t first_count = sums.size();
+  for (const Part& part : parts_) {
+    sums.insert(sums.end(), {static_cast<double>(part.num_units), static_cast<double>(part.num_terms)});
+    ways.insert(ways.end(), 2, RankReduction::kSum);
+  }
+  sums = group.reduce(sums, ways);
   Read result{sums[0], {}};
   for (size_t i = 0; i < metrics_.size(); ++i) {
     const auto& [name, reduction, part, scale] = metrics_[i];
-    const auto& [first_metric, num_units, num_terms] = parts_[part];
+    const double num_units = sums[first_count + 2 * part], num_terms = sums[first_count + 2 * part + 1];
     if (num_terms == 0) continue;
-    const int64_t count = reduction == Reduction::kMean          ? num_terms
-                          : reduction == Reduction::kMeanOfUnits ? num_units
-                                                                 : 1;
-    const double value = scale * sums[1 + i] / static_cast<double>(std::max<int64_t>(1, count));
-    result.metrics.push_back({name, value});
+    const double count = reduction == Reduction::kMean          ? num_terms
+                         : reduction == Reduction::kMeanOfUnits ? num_units
+                                                                : 1;
+    result.metrics.push_back({name, scale * sums[1 + i] / std::max(1.0, count)});
   }
   return result;
 }

@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "espalier/distributed/group.h"
 #include "espalier/engine/forward.h"
 #include "espalier/engine/unit_loss.h"
 
@@ -43,8 +44,8 @@ class StepSums {
     double loss;
     std::vector<StepMetric> metrics;  // of parts with terms
   };
-  /// Synchronises with the device.
-  Read read() const;
+  /// Of all ranks. Synchronises with the device.
+  Read read(const Group& group) const;
 
  private:
   /// Means are over the terms, or units, of the metric's part.

@@ -58,6 +58,9 @@ class RouterStatistics : public torch::CustomClassHolder {
   /// Contribution of R tokens to the losses, with coefficients: a scalar, differentiable in the logits.
   at::Tensor losses_of(const at::Tensor& logits, bool sigmoid, const at::Tensor& multiplicity) const;
 
+  /// Tensors that several processes may add up in place, after add() and before anything is computed of them.
+  std::vector<at::Tensor> sums() const { return {counts_, probabilities_, z_}; }
+
   /// The values that report() needs, [2 + L E] float64 on the device.
   at::Tensor values() const;
   /// `values`: values() copied to the host.

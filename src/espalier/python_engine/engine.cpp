@@ -18,8 +18,10 @@
 #include "espalier/base/json_file.h"
 #include "espalier/base/mapped_file_guard.h"
 #include "espalier/config/stop_ids.h"
+#include "espalier/distributed/process_group.h"
 #include "espalier/engine/batch.h"
 #include "espalier/engine/cost.h"
+#include "espalier/engine/share.h"
 #include "espalier/measure/kernel_check.h"
 #include "espalier/measure/model_use.h"
 #include "espalier/model/weights/adapter_folder.h"
@@ -58,7 +60,7 @@ auto plainly(const Body& body) {
     const PlainMode mode;
     return body();
   } catch (const c10::Error& error) {
-    throw std::runtime_error(out_of_memory_message(error).value_or(error.what_without_backtrace()));
+    throw std::runtime_error(text_of(error));
   }
 }
 
@@ -137,14 +139,17 @@ struct Engine::State {
   };
 
   /// In the scope of the machine's kernels.
-  State(const fs::path& model, const EngineOptions& given, const Machine& machine)
-      : options(given),
+  State(const fs::path& model, const EngineOptions& given, const Machine& machine,
+        const std::string& process_group)
+      : ranks(process_group.empty() ? nullptr : espalier::process_group(process_group)),
+        group(ranks ? *ranks : alone()),
+        options(given),
         device(machine.device),
         kernels(machine.kernels),
         dtype(given.train.dtype),
         source(model),
         stop_ids(model),
-        trainer(loaded(model), given.train.optimizer),
+        trainer(loaded(model), given.train.optimizer, group),
         config(trainer.decoder().config()),
         lora(given.lora.trained(config)),
         cost(lora ? with_adapters(model_cost(config), config, *lora) : model_cost(config)),
@@ -161,6 +166,8 @@ struct Engine::State {
   /// What is trained is in this dtype.
   at::ScalarType trained_dtype() const { return lora ? detail::accumulator_dtype(dtype) : dtype; }
 
+  std::unique_ptr<Group> ranks;
+  const Group& group;
   EngineOptions options;
   at::Device device;
   KernelChoice kernels;
@@ -213,22 +220,14 @@ struct Engine::State {
   }
 
   void check_rows(const Trajectories& rows, const std::vector<int64_t>& indices) const;
-  Metrics forward_backward(const Trajectories& rows, const Indices& indices,
-                           const ObjectiveOptions& objective, const TermFunction& function,
-                           const Progress& progress);
+  void check_whole() const;
+  Metrics forward_backward(const Trajectories& rows, const Indices& indices, const NamedTexts& named,
+                           const TermFunction& function, const Progress& progress);
   void check_adapter_of(const fs::path& checkpoint) const;
   void check_checkpoint(const fs::path& folder, const RunState& saved, std::vector<std::string>* notes) const;
 };
 
 namespace {
-
-void check_whole(bool is_half_loaded, bool is_half_updated) {
-  ESPALIER_CHECK(!is_half_loaded,
-                 "Engine: expected whole weights, but the last load failed half-way: load again");
-  ESPALIER_CHECK(
-      !is_half_updated,
-      "Engine: expected whole weights, but the last optim_step failed half-way: load a checkpoint");
-}
 
 std::vector<int64_t> rows_of(const Trajectories& rows, const Indices& indices) {
   if (indices) {
@@ -245,6 +244,14 @@ std::vector<int64_t> rows_of(const Trajectories& rows, const Indices& indices) {
 }
 
 }  // namespace
+
+void Engine::State::check_whole() const {
+  ESPALIER_CHECK(!is_half_loaded,
+                 "Engine: expected whole weights, but the last load failed half-way: load again");
+  ESPALIER_CHECK(
+      !trainer.is_half_updated(),
+      "Engine: expected whole weights, but the last optim_step failed half-way: load a checkpoint");
+}
 
 void Engine::State::check_rows(const Trajectories& rows, const std::vector<int64_t>& indices) const {
   ESPALIER_CHECK(rows.num_rows() > 0, "rows: expected at least one, received none");
@@ -267,28 +274,38 @@ void Engine::State::check_rows(const Trajectories& rows, const std::vector<int64
 }
 
 Metrics Engine::State::forward_backward(const Trajectories& rows, const Indices& indices,
-                                        const ObjectiveOptions& objective, const TermFunction& function,
+                                        const NamedTexts& named, const TermFunction& function,
                                         const Progress& progress) {
   const auto begin = std::chrono::steady_clock::now();
-  ESPALIER_CHECK(routers.count() > 0 || !objective.has_router_losses(),
-                 "router_aux_loss_coef, router_z_loss_coef: expected a model with experts, received {}",
-                 config.model_type);
-  const std::vector<int64_t> chosen = rows_of(rows, indices);
-  check_rows(rows, chosen);
   const auto terms = std::make_shared<TermsOfRows>();
-  const Loss loss(rows, objective_of(objective, function, terms));
+  ObjectiveOptions objective;
+  const std::unique_ptr<Loss> made = group.together([&] {
+    check_whole();
+    objective = parse_objective_options(named);
+    ESPALIER_CHECK(routers.count() > 0 || !objective.has_router_losses(),
+                   "router_aux_loss_coef, router_z_loss_coef: expected a model with experts, received {}",
+                   config.model_type);
+    ESPALIER_CHECK(!function || group.size() == 1,
+                   "objective: expected a name with a process group of several ranks, received a function");
+    check_rows(rows, rows_of(rows, indices));
+    return std::make_unique<Loss>(rows, objective_of(objective, function, terms));
+  });
+  const Loss& loss = *made;
   const PlanCosts plan_costs = costs(loss.objective(), rows.ref_topk);
-  const Step step = make_step(rows, chosen,
-                              {.plan = options.planning.options(rows),
-                               .objective = objective,
-                               .costs = &plan_costs,
-                               .child_order = child_order()});
+  const Step step = group.together([&] {
+    return make_share(loss, rows_of(rows, indices),
+                      {.plan = options.planning.options(rows),
+                       .objective = objective,
+                       .costs = &plan_costs,
+                       .child_order = child_order()},
+                      group);
+  });
   *terms = terms_of_rows(step);
   try {
     const StepResult result = trainer.add_gradients(step, loss, progress);
     check_mapped_files();
-    grad_norm = trainer.optimizer().gradient_norm();
-    check_finite(trainer.decoder(), step, loss, "forward_backward", result.loss, grad_norm);
+    grad_norm = trainer.gradient_norm();
+    check_finite(trainer.decoder(), step, loss, "forward_backward", result.loss, grad_norm, group);
     ++num_added;
     const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
     nlohmann::ordered_json metrics = step_metrics(cost, objective, result, seconds);
@@ -351,12 +368,12 @@ void Engine::State::check_checkpoint(const fs::path& folder, const RunState& sav
   }
 }
 
-Engine::Engine(const fs::path& model, const NamedTexts& options)
+Engine::Engine(const fs::path& model, const NamedTexts& options, const std::string& process_group)
     : state_(plainly([&] {
         const EngineOptions parsed = parse_engine_options(options);
         const Machine machine = parsed.device.open();
         const KernelScope scope(machine.kernels);
-        return std::make_unique<State>(model, parsed, machine);
+        return std::make_unique<State>(model, parsed, machine, process_group);
       })) {}
 
 Engine::~Engine() = default;
@@ -369,33 +386,30 @@ Metrics Engine::forward_backward(const Trajectories& rows, const Indices& indice
 Metrics Engine::forward_backward(const Trajectories& rows, const Indices& indices, const NamedTexts& options,
                                  const TermFunction& function, const Progress& progress) {
   const State::Call call(state_.get());
-  check_whole(state_->is_half_loaded, state_->trainer.is_half_updated());
-  return plainly([&] {
-    return state_->forward_backward(rows, indices, parse_objective_options(options), function, progress);
-  });
+  return plainly([&] { return state_->forward_backward(rows, indices, options, function, progress); });
 }
 
 Metrics Engine::optim_step(std::optional<double> learning_rate) {
   const State::Call call(state_.get());
-  check_whole(state_->is_half_loaded, state_->trainer.is_half_updated());
-  ESPALIER_CHECK(state_->num_added > 0,
-                 "optim_step: expected gradients, but there was no forward_backward since the last one");
-  const double rate = learning_rate.value_or(state_->options.train.learning_rate);
-  TrainOptions options = state_->options.train;
-  options.learning_rate = rate;
-  check_train_options(options);
-  return plainly([&] {
+  const auto update = [&] {
+    state_->check_whole();
+    ESPALIER_CHECK(state_->num_added > 0,
+                   "optim_step: expected gradients, but there was no forward_backward since the last one");
+    TrainOptions options = state_->options.train;
+    options.learning_rate = learning_rate.value_or(options.learning_rate);
+    check_train_options(options);
     const double norm = state_->grad_norm;
-    state_->trainer.update(rate, norm);
+    state_->trainer.update(options.learning_rate, norm);
     state_->clear();
     ++state_->step;
-    return Metrics{{"step", state_->step}, {"grad_norm", norm}, {"learning_rate", rate}};
-  });
+    return Metrics{{"step", state_->step}, {"grad_norm", norm}, {"learning_rate", options.learning_rate}};
+  };
+  return plainly([&] { return state_->group.together(update); });
 }
 
 std::vector<double> Engine::logprobs(const Trajectories& rows, const Progress& progress) {
   const State::Call call(state_.get());
-  check_whole(state_->is_half_loaded, state_->trainer.is_half_updated());
+  state_->check_whole();
   return plainly([&] {
     state_->check_rows(rows, rows_of(rows, std::nullopt));
     const PlanCosts costs = state_->costs(*make_objective(ObjectiveOptions{}));
@@ -420,7 +434,7 @@ std::vector<double> Engine::logprobs(const Trajectories& rows, const Progress& p
 
 Trajectories Engine::sample(const Trajectories& rows, const NamedTexts& options, const Progress& progress) {
   const State::Call call(state_.get());
-  check_whole(state_->is_half_loaded, state_->trainer.is_half_updated());
+  state_->check_whole();
   return plainly([&] {
     const SamplingFlags sampling = parse_sampling_options(options);
     state_->check_rows(rows, rows_of(rows, std::nullopt));
@@ -438,7 +452,7 @@ Trajectories Engine::sample(const Trajectories& rows, const NamedTexts& options,
 
 std::vector<HostArray> Engine::gradients() {
   const State::Call call(state_.get());
-  check_whole(state_->is_half_loaded, state_->trainer.is_half_updated());
+  state_->check_whole();
   return plainly([&] {
     std::vector<HostArray> arrays;
     const Decoder& decoder = state_->trainer.decoder();
@@ -464,8 +478,9 @@ void Engine::zero_gradients() {
 
 void Engine::save(const fs::path& folder, const std::string& dtype) {
   const State::Call call(state_.get());
-  check_whole(state_->is_half_loaded, state_->trainer.is_half_updated());
-  plainly([&] {
+  const auto write = [&] {
+    state_->check_whole();
+    if (!state_->group.is_first()) return true;
     const fs::path path = plain_path(folder);
     ESPALIER_CHECK(!fs::exists(path), "{}: expected no such folder, it exists already", path.string());
     const at::ScalarType saved = dtype.empty() ? state_->trained_dtype() : parse_dtype(dtype);
@@ -476,7 +491,9 @@ void Engine::save(const fs::path& folder, const std::string& dtype) {
     if (state_->lora) state.model_config = state_->source.config();
     write_checkpoint(path, {.run_folder = {}, .source = state_->source, .save_dtype = saved},
                      state_->trainer.decoder(), state_->trainer.optimizer(), state);
-  });
+    return true;
+  };
+  plainly([&] { state_->group.together(write); });
 }
 
 std::vector<std::string> Engine::load(const fs::path& folder) {

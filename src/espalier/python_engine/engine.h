@@ -64,7 +64,9 @@ bool prove_kernels(int index);
 class Engine {
  public:
   /// Opens the device and loads the model, with an adapter to train if the options ask for one.
-  Engine(const std::filesystem::path& model, const NamedTexts& options);
+  /// `process_group`: the name of one of torch.distributed, whose ranks train together (StepTrainer); "":
+  /// none. They make the same calls with the same rows.
+  Engine(const std::filesystem::path& model, const NamedTexts& options, const std::string& process_group);
   ~Engine();
 
   /// Accumulates the gradients of an objective on the rows, with options by flag name. Returns the metrics of
@@ -92,7 +94,8 @@ class Engine {
   void zero_gradients();
 
   /// Saves a checkpoint (train/run/checkpoint.h) in a folder that must not exist: the model, or only the
-  /// adapter if one is trained. `dtype`: of the saved weights; "": that of the engine.
+  /// adapter if one is trained. `dtype`: of the saved weights; "": that of the engine. Of several ranks the
+  /// first writes it, and the others wait.
   void save(const std::filesystem::path& folder, const std::string& dtype);
 
   /// Loads weights and optimiser and clears the gradients. Returns notes about oddities of the folder. Throws

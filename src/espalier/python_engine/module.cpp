@@ -9,7 +9,9 @@
 #include <nanobind/stl/variant.h>
 #include <nanobind/stl/vector.h>
 
+#include "espalier/cli/run_on_rank.h"
 #include "espalier/data/trajectories.h"
+#include "espalier/distributed/process_group.h"
 #include "espalier/python/arrays.h"
 #include "espalier/python/bindings.h"
 #include "espalier/python_engine/engine.h"
@@ -112,8 +114,9 @@ void bind_engine(nb::module_& module) {
       module, "Engine",
       "What espalier.Engine is made of. Options are pairs of a flag's name and its text. All work is "
       "done without the GIL.")
-      .def(nb::init<const std::filesystem::path&, const NamedTexts&>(), nb::arg("model"), nb::arg("options"),
-           nb::call_guard<Interruptible>(), "Loads the model.")
+      .def(nb::init<const std::filesystem::path&, const NamedTexts&, const std::string&>(), nb::arg("model"),
+           nb::arg("options"), nb::arg("process_group"), nb::call_guard<Interruptible>(),
+           "Loads the model. process_group: its name; \"\": none.")
       .def("forward_backward", &forward_backward, nb::arg("rows"), nb::arg("indices").none(),
            nb::arg("objective"), nb::arg("progress").none(), "The metrics, by name.")
       .def("forward_backward_custom", &forward_backward_custom, nb::arg("rows"), nb::arg("indices").none(),
@@ -159,6 +162,14 @@ NB_MODULE(_engine, module) {
       "prove_kernels", &prove_kernels, nanobind::arg("index"), nanobind::call_guard<Interruptible>(),
       "Does so for the CUDA device of this index, once. Returns whether attention in bfloat16 is more than "
       "the masked form there.");
+  module.def(
+      "run_on_rank", &espalier::cli::run_on_rank, nanobind::arg("arguments"), nanobind::arg("process_group"),
+      nanobind::arg("version"), nanobind::call_guard<nanobind::gil_scoped_release>(),
+      "Runs `espalier train` or `espalier rerun`, with its name first, as a rank of a process group, by its "
+      "name. Returns the exit status. version: the text of --version.");
+  module.def("fail_ranks", &espalier::fail_ranks, nanobind::arg("message"),
+             "Ends what waits for other ranks, or will, with an error of this message.");
+  module.def("waits_for_ranks", &espalier::waits_for_ranks, "Whether this process waits for other ranks.");
   module.def("engine_options", &engine_options_json, "Options of an Engine, as JSON.");
   module.def("objective_options", &objective_options_json, "Options of objectives, as JSON.");
   module.def("sampling_options", &sampling_options_json, "Options of sampling, as JSON.");

@@ -28,4 +28,10 @@ std::optional<std::string> out_of_memory_message(const std::exception& error) {
   return out_of_memory_text();
 }
 
+std::string text_of(const std::exception& error) {
+  if (const std::optional<std::string> memory = out_of_memory_message(error)) return *memory;
+  const auto* torch_error = dynamic_cast<const c10::Error*>(&error);
+  return torch_error != nullptr ? torch_error->what_without_backtrace() : error.what();
+}
+
 }  // namespace espalier

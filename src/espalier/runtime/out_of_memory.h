@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The error message when memory runs out.
+// Messages of exceptions, of those about memory among them.
 #pragma once
 
 #include <exception>
@@ -11,5 +11,8 @@ namespace espalier {
 /// out_of_memory_text (runtime/progress.h) if `error` is out of memory, of the host (std::bad_alloc,
 /// LibTorch's allocator) or of a GPU; nullopt for any other error.
 std::optional<std::string> out_of_memory_message(const std::exception& error);
+
+/// out_of_memory_message, or else what the exception says, without LibTorch's backtrace.
+std::string text_of(const std::exception& error);
 
 }  // namespace espalier

@@ -13,6 +13,7 @@
 
 #include "espalier/base/options.h"
 #include "espalier/config/lora.h"
+#include "espalier/distributed/group.h"
 #include "espalier/engine/cost.h"
 #include "espalier/measure/profile.h"
 #include "espalier/objective/mix.h"
@@ -65,8 +66,9 @@ struct TrainOptions {
   int64_t publish_every = 1;              // steps between them; those of the last step are always published
   std::filesystem::path rescue_dir = {};  // for checkpoints that cannot be written to `out`; empty: none
   bool resume = false;
-  Profiler* profiler = nullptr;  // profiles one step; the summary is a note
-  int64_t profile_step = 0;      // number of that step; 0: the second step, or the only one
+  Profiler* profiler = nullptr;   // profiles one step; the summary is a note
+  int64_t profile_step = 0;       // number of that step; 0: the second step, or the only one
+  const Group* group = &alone();  // the ranks that train together, with equal options; outlives the run
 };
 
 inline constexpr double kLargestLearningRate = 1e6;

@@ -76,7 +76,7 @@ TEST_F(EvaluationTest, IsTheLossOfTheSavedWeightsAndChangesNothingElse) {
     // Whole rows, each by itself, without any tree.
     const Step step_of_rows =
         make_step(given.trajectories, {.plan = {.strategy = Strategy::kSequencePacking}});
-    const double expected = evaluate(decoder, step_of_rows, loss).loss;
+    const double expected = finish(start_evaluation(decoder, step_of_rows, loss)).loss;
     EXPECT_NEAR(record["eval_loss"].get<double>(), expected, 1e-12 * std::abs(expected)) << step;
     EXPECT_NEAR(record["eval_nll_per_token"].get<double>(), expected, 1e-12 * std::abs(expected)) << step;
     EXPECT_EQ(state_of(folder).step, step);

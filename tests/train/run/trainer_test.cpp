@@ -54,7 +54,8 @@ TEST(Steps, OneThatCannotBeMadeAheadIsAnErrorWhenItIsTaken) {
   rows.loss_weights = Column<uint8_t>(std::vector<uint8_t>{1, 1, 1, 0, 0, 0, 1, 1, 1});
   TrainOptions options;
   options.batch_size = 1;
-  Steps steps(rows, options);
+  const Loss loss(rows, options.objective);
+  Steps steps(loss, options);
   steps.make_ahead(1);
   EXPECT_EQ(steps.take(0).rows, std::vector<int64_t>{0});
   steps.make_ahead(1);

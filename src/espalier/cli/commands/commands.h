@@ -10,6 +10,10 @@
 
 #include "espalier/base/options.h"
 
+namespace espalier {
+class Group;
+}
+
 namespace espalier::cli {
 
 /// Wrong usage of a command: exit status 2.
@@ -25,6 +29,8 @@ struct Command {
   OptionList options{};                                 // their targets are owned by `run`
   std::function<int(const OptionList& options)> run{};  // returns the exit status; throws on failure
   bool has_config = true;                               // accepts --config FILE, with its flags as keys
+  /// Gets the raw arguments once they have set the options, before `run`, and may not return.
+  std::function<void(const std::vector<std::string>& arguments)> hand_over{};
   /// Instead of options and `run`: gets the raw arguments.
   std::function<void(const std::vector<std::string>& arguments)> pass_on{};
   std::string group{};  // heading in the help
@@ -57,12 +63,17 @@ Command man_command(const std::deque<Command>* all, const std::function<std::str
 Command merge_command();
 Command plan_command();
 Command prepare_command();
-Command rerun_command(const std::function<std::string()>& version);
+Command rerun_command(const std::function<std::string()>& version, const Group* group = nullptr);
 Command sample_command();
 Command synth_command();
 /// `version` gives the text of --version, which runs store.
-Command train_command(const std::function<std::string()>& version);
+/// `group`: the ranks that train together; nullptr: one process.
+Command train_command(const std::function<std::string()>& version, const Group* group = nullptr);
 Command verify_command();
+
+/// Becomes so many processes of this command (train or rerun), without --processes, which torchrun starts.
+[[noreturn]] void start_processes(int64_t processes, const std::string& command,
+                                  std::vector<std::string> arguments);
 
 // Summaries of the commands that need LibTorch. The program without LibTorch lists them as well.
 inline constexpr const char* kSummaryOfTrain =

@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // Commands that run the Python package, which has the tokenizers with their templates, the libraries that
-// read other trainers' files, the patches for other trainers, shell completion and the manual page.
+// read other trainers' files, the patches for other trainers, shell completion and the manual page. Also
+// commands on several processes, which are those of torchrun.
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstdlib>
 #include <cstring>
@@ -81,6 +83,19 @@ Command command_of(const PythonCommand& python) {
 }
 
 }  // namespace
+
+void start_processes(int64_t processes, const std::string& command, std::vector<std::string> arguments) {
+  const auto flag = std::ranges::find_if(arguments, [](const std::string& word) {
+    return word == "--processes" || word.starts_with("--processes=");
+  });
+  if (flag != arguments.end()) arguments.erase(flag, flag + (flag->find('=') != std::string::npos ? 1 : 2));
+  exec_python({.name = command,
+               .summary = "",
+               .words = {"-m", "torch.distributed.run", "--standalone", "--nproc-per-node",
+                         std::to_string(processes), "-m", "espalier", command},
+               .package = "torch"},
+              arguments);
+}
 
 Command prepare_command() {
   return command_of(

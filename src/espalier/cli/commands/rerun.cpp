@@ -13,6 +13,7 @@
 #include "espalier/base/check.h"
 #include "espalier/base/json_file.h"
 #include "espalier/base/output.h"
+#include "espalier/base/units.h"
 #include "espalier/cli/commands/commands.h"
 #include "espalier/cli/flags/toml_config.h"
 #include "espalier/train/run/resume.h"
@@ -66,16 +67,27 @@ void check_program(const Json& record, const std::string& version, bool may_diff
   }
 }
 
+// Older versions recorded none.
+int64_t processes_of(const Json& record) {
+  return record.value("processes", int64_t{1});
+}
+
 struct RerunArguments {
   std::string run, out;
   bool other_program = false;
+  const Group* group = nullptr;  // nullptr: one process
 };
 
 int rerun(const RerunArguments& flags, const std::function<std::string()>& version) {
   const fs::path run = fs::absolute(flags.run), out = fs::absolute(flags.out);
   const Json record = read_record(run);
   check_program(record, version(), flags.other_program);
-  Command train = train_command(version);
+  const int64_t before = processes_of(record), now = flags.group == nullptr ? 1 : flags.group->size();
+  ESPALIER_CHECK(before == now,
+                 "rerun: the run was made by {}, this is one of {}: expected as many, or `espalier rerun`, "
+                 "which starts them",
+                 count_of(before, "process", "processes"), now);
+  Command train = train_command(version, flags.group);
   NamedTexts texts = read_config_file(train, (run / "config.toml").string());
   const fs::path mix = run / "mix.toml";
   std::erase_if(texts, [&](const auto& flag) {
@@ -104,24 +116,34 @@ RunFile run_record(const RunStart& start, const std::string& repeats, const std:
     const std::string file = (fs::path(repeats) / kRunFile).string();
     check_repeats(state_from_json(read_record(repeats)["state"], file), state, start.options);
   }
-  const Json record = {
-      {"program", lines_of(version)}, {"folder", fs::current_path().string()}, {"state", to_json(state)}};
+  const Json record = {{"program", lines_of(version)},
+                       {"processes", start.options.group->size()},
+                       {"folder", fs::current_path().string()},
+                       {"state", to_json(state)}};
   return {kRunFile, record.dump(2) + "\n"};
 }
 
-Command rerun_command(const std::function<std::string()>& version) {
+Command rerun_command(const std::function<std::string()>& version, const Group* group) {
   const auto flags = std::make_shared<RerunArguments>();
-  Command command{.name = "rerun",
-                  .summary = kSummaryOfRerun,
-                  .closing =
-                      "The flags are those of the run's config.toml, without --rescue-dir, --publish and "
-                      "--profile; rates and matrix products are those of its cost_model.json. Rows, model, "
-                      "adapter and this program are compared with its run.json: what has changed is named, "
-                      "and nothing is run. On a machine with the same instruction set and number of threads "
-                      "the checkpoints are the same to the bit.\n\nExample:\n"
-                      "  espalier rerun runs/a --out runs/a-again",
-                  .run = [flags, version](const OptionList&) { return rerun(*flags, version); },
-                  .has_config = false};
+  flags->group = group;
+  Command command{
+      .name = "rerun",
+      .summary = kSummaryOfRerun,
+      .closing =
+          "The flags are those of the run's config.toml, without --rescue-dir, --publish and "
+          "--profile; rates and matrix products are those of its cost_model.json. Rows, model, "
+          "adapter and this program are compared with its run.json: what has changed is named, "
+          "and nothing is run. A run of several processes is repeated by as many. On a machine "
+          "with the same instruction set and number of threads the checkpoints are the same to the "
+          "bit.\n\nExample:\n"
+          "  espalier rerun runs/a --out runs/a-again",
+      .run = [flags, version](const OptionList&) { return rerun(*flags, version); },
+      .has_config = false,
+      .hand_over =
+          [flags](const std::vector<std::string>& arguments) {
+            const int64_t processes = processes_of(read_record(flags->run));
+            if (processes > 1) start_processes(processes, "rerun", arguments);
+          }};
   OptionList& list = command.options;
   list.group(kDataGroup);
   list.add("RUN", &flags->run, "Folder of the run to repeat",

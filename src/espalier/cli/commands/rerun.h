@@ -17,9 +17,9 @@ struct RunStart {
   const HeldOut* held_out;  // nullptr: none
 };
 
-/// run.json: the program (`version`, the text of --version), the current folder, to which paths in
-/// config.toml are relative, and the state before the first step. Throws InputError if the run differs from
-/// that in the folder `repeats` (check_repeats), unless that is empty.
+/// run.json: the program (`version`, the text of --version), the number of processes, the current folder, to
+/// which paths in config.toml are relative, and the state before the first step. Throws InputError if the run
+/// differs from that in the folder `repeats` (check_repeats), unless that is empty.
 RunFile run_record(const RunStart& start, const std::string& repeats, const std::string& version);
 
 }  // namespace espalier::cli

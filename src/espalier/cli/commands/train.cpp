@@ -44,6 +44,8 @@ namespace {
 // Distinct from failure (1) and wrong usage (2), so that a scheduler can restart a preempted run.
 constexpr int kStoppedExitCode = 3;
 
+constexpr int64_t kMostProcesses = 1024;
+
 constexpr const char* kMixFile = "mix.toml";  // in the run's folder
 
 StopRequest stop{.exit_code = kStoppedExitCode};
@@ -61,6 +63,7 @@ struct TrainArguments {
   std::function<std::string()> version;  // of the program
   std::vector<std::string> eval_data;    // names and patterns
   EvaluationOptions evaluation;
+  int64_t processes = 1;
   bool dry_run = false;
 
   /// The flags of --data applied to the files of --eval-data.
@@ -145,6 +148,10 @@ TrainOptions options_of(const TrainArguments& flags, const MixedData& data, cons
     }
     options.costs->time = std::move(time);
   }
+  // Rank 0 chooses how work is divided and which plans are taken.
+  TimeFeatures& seconds = options.costs->time.seconds;
+  std::ranges::copy(options.group->from_first(std::vector<double>(seconds.begin(), seconds.end())),
+                    seconds.begin());
   options.predicted_costs =
       flags.planning.measured_costs(use, [](const std::string& text) { log_line("{}", text); });
   return options;
@@ -161,7 +168,7 @@ std::string config_of_the_run(const TrainArguments& flags, const OptionList& lis
     config["mix"] = (flags.train.out / kMixFile).string();
     for (const std::string& name : objective_option_names()) config.erase(name);
   }
-  for (const char* flag : {"resume", "dry-run", "repeats"}) config.erase(flag);
+  for (const char* flag : {"resume", "dry-run", "processes", "repeats"}) config.erase(flag);
   return to_toml(config);
 }
 
@@ -258,6 +265,10 @@ void check_evaluation_flags(const TrainArguments& flags) {
 
 void check_reference_flag(const TrainArguments& flags) {
   ESPALIER_CHECK(
+      flags.reference_model.empty() || flags.train.group->size() == 1,
+      "--reference-model: cannot be combined with several processes; add `ref_logprobs` to the rows "
+      "first (espalier logprobs)");
+  ESPALIER_CHECK(
       flags.reference_model.empty() || flags.mix.file.empty(),
       "--reference-model: cannot be combined with --mix; add `ref_logprobs` to the rows of its sources "
       "(docs/objectives.md)");
@@ -332,6 +343,7 @@ class TrainRun {
   void on_prediction(const Step& step, const StepPrediction& prediction, const StepResult& result);
   void write_plan();
   std::filesystem::path plan_file() const { return options_.out / "plan.txt"; }
+  const Group& group() const { return *flags_.train.group; }
   void note(const std::string& text) { progress_->line(text); }
   /// Called after `step` or its evaluation. From now on a signal lets the next step finish.
   void finish(int64_t step) {
@@ -388,9 +400,12 @@ void TrainRun::check_flags() const {
 void TrainRun::open_device() {
   Machine machine = flags_.device.open();
   restore_products(flags_, &machine);
+  ProductChoice& products = machine.kernels.products;
+  products = parse_product_choice(group().gather(to_string(products)).front());
   device_ = machine.device;
   kernels_.emplace(machine.kernels);
-  if (!flags_.profile.empty() && !flags_.dry_run) profiler_.emplace(flags_.profile, device_);
+  if (!flags_.profile.empty() && !flags_.dry_run && group().is_first())
+    profiler_.emplace(flags_.profile, device_);
 }
 
 void TrainRun::read_rows() {
@@ -507,6 +522,7 @@ void TrainRun::write_plan() {
 }
 
 void TrainRun::on_prediction(const Step& step, const StepPrediction& prediction, const StepResult& result) {
+  if (!group().is_first()) return;
   const PlanTable table{
       .forest = &step.forest, .plan = &step.plan, .prediction = &prediction, .measured = &result};
   plan_ = table.text();
@@ -523,6 +539,10 @@ void add_run_flags(OptionList* list, TrainArguments* flags) {
             "Precision of saved weights (default: --dtype) or adapters (default: the precision in which they "
             "are trained, float32 for a bfloat16 model)",
             {.group = "Run"});
+  list->add("processes", &flags->processes,
+            "Train on so many processes of this machine, one for each GPU: torchrun starts them. Each takes "
+            "a part of every step",
+            {.least = 1, .most = kMostProcesses});
   list->add("repeats", &flags->repeats, "Folder of the run that `espalier rerun` repeats", {.hidden = true});
   list->add("dry-run", &flags->dry_run,
             "Print the resolved config, the plan, the predicted memory and speed-up, and write nothing");
@@ -568,8 +588,9 @@ void add_flags(OptionList* list, TrainArguments* flags) {
 
 }  // namespace
 
-Command train_command(const std::function<std::string()>& version) {
+Command train_command(const std::function<std::string()>& version, const Group* group) {
   const auto flags = std::make_shared<TrainArguments>();
+  if (group != nullptr) flags->train.group = group;
   flags->version = version;
   Command command{
       .name = "train",
@@ -590,6 +611,9 @@ Command train_command(const std::function<std::string()>& version) {
         return TrainRun(*flags, list).run();
       }};
   add_flags(&command.options, flags.get());
+  command.hand_over = [flags](const std::vector<std::string>& arguments) {
+    if (flags->processes > 1) start_processes(flags->processes, "train", arguments);
+  };
   return command;
 }
 

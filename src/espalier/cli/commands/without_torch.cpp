@@ -26,11 +26,11 @@ Command needs_libtorch(const std::string& name, const char* summary) {
 
 }  // namespace
 
-Command train_command(const std::function<std::string()>&) {
+Command train_command(const std::function<std::string()>&, const Group*) {
   return needs_libtorch("train", kSummaryOfTrain);
 }
 
-Command rerun_command(const std::function<std::string()>&) {
+Command rerun_command(const std::function<std::string()>&, const Group*) {
   return needs_libtorch("rerun", kSummaryOfRerun);
 }
 

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // A model with its optimiser: accumulates gradients of steps and updates the weights. Used by the training
-// loop and by the Engine of Python.
+// loop and by the Engine of Python. On several ranks each has the whole model, and computes the gradients of
+// its share of a step; they are added up, so that all ranks make the same update.
 #pragma once
 
 #include <exception>
@@ -8,6 +9,7 @@
 #include <string>
 #include <utility>
 
+#include "espalier/distributed/group.h"
 #include "espalier/engine/engine.h"
 #include "espalier/engine/step.h"
 #include "espalier/model/decoder.h"
@@ -18,8 +20,8 @@ namespace espalier {
 
 class StepTrainer {
  public:
-  StepTrainer(Decoder decoder, const OptimizerOptions& options)
-      : decoder_(std::move(decoder)), optimizer_(decoder_, options) {}
+  StepTrainer(Decoder decoder, const OptimizerOptions& options, const Group& group = alone())
+      : group_(group), decoder_(std::move(decoder)), optimizer_(decoder_, options) {}
   StepTrainer(const StepTrainer&) = delete;  // the optimiser refers to the decoder
   StepTrainer& operator=(const StepTrainer&) = delete;
 
@@ -28,12 +30,15 @@ class StepTrainer {
   Optimizer& optimizer() { return optimizer_; }
   const Optimizer& optimizer() const { return optimizer_; }
 
-  /// Accumulates the gradients of the step's loss. `meanwhile` is called when all work has been queued on the
-  /// device. After an exception the gradients contain part of the step's.
+  /// Accumulates the gradients of the step's loss, over all ranks. `meanwhile` is called when all work has
+  /// been queued on the device. After an exception the gradients contain part of the step's.
   StepResult add_gradients(const Step& step, const Loss& loss, const MicroBatchProgress& progress = {},
                            const std::function<void()>& meanwhile = {});
 
   void zero_gradients() { decoder_.zero_gradients(); }
+
+  /// Optimizer::gradient_norm. Throws RankError unless it is the same on all ranks.
+  double gradient_norm() const;
 
   /// Optimizer::update.
   void update(double learning_rate, double norm);
@@ -44,17 +49,16 @@ class StepTrainer {
   void forget_half_update() { is_half_updated_ = false; }
 
  private:
+  const Group& group_;
   Decoder decoder_;
   Optimizer optimizer_;
   bool is_half_updated_ = false;
 };
 
 /// Throws NonFiniteError unless loss and gradient norm are finite; the message starts with `title` and
-/// includes explain_nonfinite.
+/// includes explain_nonfinite, by the rank that finds most in its share. All ranks have the same value and
+/// norm.
 void check_finite(const Decoder& decoder, const Step& step, const Loss& loss, const std::string& title,
-                  double value, double norm);
-
-/// The message of an exception, without LibTorch's backtrace.
-std::string text_of(const std::exception& error);
+                  double value, double norm, const Group& group = alone());
 
 }  // namespace espalier

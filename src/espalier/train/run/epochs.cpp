@@ -194,7 +194,8 @@ void Steps::try_longest(int64_t first, int64_t last) {
   const auto per_epoch = static_cast<int64_t>(batches.size());
   const auto longest_in = [&](int64_t index) {
     int64_t size = 0;
-    for (const int64_t row : batches[index % per_epoch]) size = std::max(size, trajectories_.row_size(row));
+    for (const int64_t row : batches[index % per_epoch])
+      size = std::max(size, loss_.trajectories().row_size(row));
     return size;
   };
   int64_t index = first;
@@ -214,11 +215,11 @@ void Steps::make_ahead(int64_t index) {
 }
 
 const std::vector<std::vector<int64_t>>& Steps::batches_of(int64_t index) {
-  if (batches_.empty()) batches_ = epoch_batches(trajectories_, options_, epoch_);
+  if (batches_.empty()) batches_ = epoch_batches(loss_.trajectories(), options_, epoch_);
   const auto per_epoch = static_cast<int64_t>(batches_.size());
   if (index / per_epoch != epoch_) {
     epoch_ = index / per_epoch;
-    batches_ = epoch_batches(trajectories_, options_, epoch_);
+    batches_ = epoch_batches(loss_.trajectories(), options_, epoch_);
   }
   return batches_;
 }
@@ -226,11 +227,12 @@ const std::vector<std::vector<int64_t>>& Steps::batches_of(int64_t index) {
 Step Steps::make(int64_t index) {
   RECORD_USER_SCOPE("plan");
   const std::vector<std::vector<int64_t>>& batches = batches_of(index);
-  return make_step(trajectories_, batches[index % static_cast<int64_t>(batches.size())],
-                   {.plan = options_.plan,
-                    .objective = options_.objective,
-                    .costs = options_.costs ? &*options_.costs : nullptr,
-                    .mix = options_.mix});
+  return make_share(loss_, batches[index % static_cast<int64_t>(batches.size())],
+                    {.plan = options_.plan,
+                     .objective = options_.objective,
+                     .costs = options_.costs ? &*options_.costs : nullptr,
+                     .mix = options_.mix},
+                    *options_.group);
 }
 
 }  // namespace espalier

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "espalier/data/trajectories.h"
-#include "espalier/engine/batch.h"
+#include "espalier/engine/share.h"
 #include "espalier/train/train_options.h"
 
 namespace espalier {
@@ -32,12 +32,12 @@ int64_t total_steps(const Trajectories& trajectories, const TrainOptions& option
 void check_loss_of_steps(const Trajectories& trajectories, const TrainOptions& options, int64_t first,
                          int64_t last);
 
-/// Makes the steps of a run, by index from 0. Can prepare the next one while the device is busy.
+/// Makes the steps of a run, by index from 0: this rank's shares. Can prepare the next one while the device
+/// is busy.
 class Steps {
  public:
-  /// `trajectories` and `options` must outlive this object.
-  Steps(const Trajectories& trajectories, const TrainOptions& options)
-      : trajectories_(trajectories), options_(options) {}
+  /// `loss` and `options` must outlive this object.
+  Steps(const Loss& loss, const TrainOptions& options) : loss_(loss), options_(options) {}
 
   Step take(int64_t index);
 
@@ -52,7 +52,7 @@ class Steps {
   const std::vector<std::vector<int64_t>>& batches_of(int64_t index);  // of the epoch of `index`
   Step make(int64_t index);
 
-  const Trajectories& trajectories_;
+  const Loss& loss_;
   const TrainOptions& options_;
   std::vector<std::vector<int64_t>> batches_;  // of the current epoch
   int64_t epoch_ = 0;

@@ -3,12 +3,16 @@
 
 #include <chrono>
 #include <cmath>
+#include <numeric>
+#include <utility>
+#include <vector>
 
 #include "espalier/base/mapped_file_guard.h"
 #include "espalier/base/options.h"
 #include "espalier/base/units.h"
 #include "espalier/data/trajectories.h"
 #include "espalier/engine/engine.h"
+#include "espalier/engine/share.h"
 
 namespace espalier {
 namespace {
@@ -46,12 +50,16 @@ void check_evaluation_options(const EvaluationOptions& options) {
 
 Evaluator::Evaluator(const HeldOut& held_out, const TrainOptions& options)
     : held_out_(held_out),
+      group_(*options.group),
       loss_(on_held_out([&] { return Loss(held_out.trajectories, options.objective); })),
       step_(on_held_out([&] {
         ESPALIER_CHECK(held_out.trajectories.num_rows() > 0, "expected trajectories, received none");
-        return make_step(held_out.trajectories,
-                         {options.plan, options.objective, options.costs ? &*options.costs : nullptr,
-                          TermChoice::kWithLoss});
+        std::vector<int64_t> rows(held_out.trajectories.num_rows());
+        std::iota(rows.begin(), rows.end(), 0);
+        return make_share(loss_, std::move(rows),
+                          {options.plan, options.objective, options.costs ? &*options.costs : nullptr,
+                           TermChoice::kWithLoss},
+                          *options.group);
       })) {
   check_evaluation_options(held_out.options);
 }
@@ -60,9 +68,16 @@ bool Evaluator::is_due(int64_t step, int64_t last) const {
   return step > 0 && (step == last || (options().every > 0 && step % options().every == 0));
 }
 
-nlohmann::ordered_json Evaluator::evaluate(const Decoder& decoder, const MicroBatchProgress& progress) const {
+std::optional<nlohmann::ordered_json> Evaluator::evaluate(const Decoder& decoder,
+                                                          const MicroBatchProgress& progress) const {
   const auto begin = std::chrono::steady_clock::now();
-  const StepResult result = espalier::evaluate(decoder, step_, loss_, progress);
+  std::optional<PendingEvaluation> pending;
+  try {
+    pending = start_evaluation(decoder, step_, loss_, progress);
+  } catch (const Stopped&) {  // NOLINT(bugprone-empty-catch)
+  }
+  if (group_.any(!pending)) return std::nullopt;
+  const StepResult result = finish(*std::move(pending), group_);
   check_mapped_files();  // discard results if mapped data has disappeared
   nlohmann::ordered_json values = {{"eval_loss", result.loss}};
   // The last metric is nll_per_token, which every objective has.

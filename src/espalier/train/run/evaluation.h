@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 
 #include <nlohmann/json.hpp>
@@ -45,9 +46,14 @@ class Evaluator {
   /// Whether an evaluation follows this step of a run with `last` steps.
   bool is_due(int64_t step, int64_t last) const;
 
+  /// Thrown by the progress of an evaluation, to end it.
+  struct Stopped {};
+
   /// {"eval_loss": ..., "eval_nll_per_token": ..., other metrics of the objective, "eval_flat_tokens": ...,
-  /// "eval_encoded_tokens": ..., "eval_seconds": ...}, from evaluate() (engine/engine.h).
-  nlohmann::ordered_json evaluate(const Decoder& decoder, const MicroBatchProgress& progress) const;
+  /// "eval_encoded_tokens": ..., "eval_seconds": ...}, from evaluate() (engine/engine.h) over all ranks.
+  /// nullopt if a rank's progress has thrown Stopped.
+  std::optional<nlohmann::ordered_json> evaluate(const Decoder& decoder,
+                                                 const MicroBatchProgress& progress) const;
 
   /// The state before the first evaluation.
   EvaluationState initial_state() const;
@@ -62,6 +68,7 @@ class Evaluator {
 
  private:
   const HeldOut& held_out_;
+  const Group& group_;
   Loss loss_;
   Step step_;
 };

@@ -10,11 +10,13 @@
 #include <vector>
 
 #include "espalier/base/check.h"
+#include "espalier/base/hash.h"
 #include "espalier/base/mapped_file_guard.h"
 #include "espalier/engine/order.h"
 #include "espalier/model/weights/tensor_bytes.h"
 #include "espalier/model/weights/weights.h"
 #include "espalier/objective/signal.h"
+#include "espalier/runtime/out_of_memory.h"
 #include "espalier/train/optimizer/diagnosis.h"
 #include "espalier/train/optimizer/optimizer.h"
 #include "espalier/train/optimizer/step_trainer.h"
@@ -36,6 +38,12 @@ int64_t profiled_step(const TrainOptions& options, int64_t first, int64_t last) 
                  "--profile-step: expected one of the steps {} to {}, which this run takes, received {}",
                  first + 1, last, options.profile_step);
   return options.profile_step;
+}
+
+std::string hash_text(const std::string& text) {
+  Hasher hasher;
+  hasher.add_values(std::span<const char>(text));
+  return hasher.digits();
 }
 
 /// Schedule of checkpoints, with retries of those that could not be written.
@@ -75,19 +83,22 @@ class TrainingRun {
         options_(options),
         events_(events),
         stop_(stop),
-        folder_(options.out, events.files, events.note),
+        group_(*options.group),
+        folder_(group_.is_first()
+                    ? std::optional<RunFolder>(std::in_place, options.out, events.files, events.note)
+                    : std::nullopt),
         last_(total_steps(trajectories, options)),
         evaluator_(held_out ? std::optional<Evaluator>(std::in_place, *held_out, options) : std::nullopt),
         checkpoint_{options.out, SourceModel(options.model), options.save_dtype},
-        trainer_(load_model(options), options.optimizer),
+        trainer_(load_model(options), options.optimizer, group_),
         cost_(cost_of(trainer_.decoder())),
         loss_(make_loss(trajectories, options.objective, options.mix)),
         state_(run_state_of(trajectories, options)),
-        resumed_(resume({options, checkpoint_.source, state_}, &trainer_.decoder(), &trainer_.optimizer(),
-                        events.note)),
+        resumed_(resume_run()),
         first_(resumed_.empty() ? 0 : step_of(resumed_)),
-        steps_(trajectories, options),
+        steps_(loss_, options),
         saves_(options.save_every, last_) {
+    group_.check_equal("the settings and data of the run", hash_text(to_json(state_).dump()));
     state_.step = first_;
     const bool is_rescued = first_ > 0 && resumed_ != checkpoint_folder(options.out, first_);
     (is_rescued ? rescued_ : saved_) = first_;
@@ -98,24 +109,26 @@ class TrainingRun {
   /// Returns false if it was stopped before the last step.
   bool run() {
     if (first_ < last_) check_before_the_first_step();
-    folder_.write_files();
-    if (rescued_ > 0) try_to_save(first_, /*stop=*/false, [&] { save_now(); });
+    if (folder_) folder_->write_files();
+    if (folder_ && rescued_ > 0) try_to_save(first_, /*stop=*/false, [&] { save_now(); });
     if (events_.started) events_.started(last_, first_);
     const bool evaluates_first = is_evaluation_due();
     if (!evaluates_first && has_nothing_to_do()) return true;
     if (first_ < last_) profiled_ = profiled_step(options_, first_, last_);
-    MetricsWriter writer(options_.out, {.resumed_step = first_, .evaluates_it = evaluates_first},
-                         events_.note);
+    if (folder_) {
+      writer_.emplace(options_.out, MetricsStart{.resumed_step = first_, .evaluates_it = evaluates_first},
+                      events_.note);
+    }
     bool finished = false;
     try {
-      finished = take_steps(&writer);
-      end(finished);
+      finished = take_steps();
+      if (folder_) end(finished);
     } catch (const std::exception& error) {
-      writer.finish();
-      if (state_.step == first_) throw;  // no step to save
+      if (writer_) writer_->finish();
+      if (state_.step == first_ || !folder_) throw;  // no step to save
       end_with(error);
     }
-    writer.finish();
+    if (writer_) writer_->finish();
     return finished;
   }
 
@@ -124,7 +137,20 @@ class TrainingRun {
     if (events_.note) events_.note(text);
   }
 
-  bool stopping() const { return stop_ != nullptr && stop_->load(); }
+  bool stops_here() const { return stop_ != nullptr && stop_->load(); }
+  /// Whether some rank has been told to stop.
+  bool stopping() const { return group_.any(stops_here()); }
+
+  /// The first rank chooses the checkpoint, and the others take it.
+  std::filesystem::path resume_run() {
+    Decoder* decoder = &trainer_.decoder();
+    Optimizer* optimizer = &trainer_.optimizer();
+    std::filesystem::path folder;
+    if (folder_) folder = resume({options_, checkpoint_.source, state_}, decoder, optimizer, events_.note);
+    folder = group_.gather(folder.string()).front();
+    if (!folder_ && !folder.empty()) load_checkpoint(folder, decoder, optimizer);
+    return folder;
+  }
 
   /// Throws InputError early for errors that would occur in a later step.
   void check_before_the_first_step() {
@@ -132,16 +158,16 @@ class TrainingRun {
     steps_.try_longest(first_, last_);
   }
 
-  bool take_steps(MetricsWriter* writer) {
-    if (is_evaluation_due() && !make_up_for_evaluation(writer)) return false;
+  bool take_steps() {
+    if (is_evaluation_due() && !make_up_for_evaluation()) return false;
     while (state_.step < last_ && !ends_early()) {
       if (state_.step == first_ && stopping()) return false;  // before the first step
       const nlohmann::ordered_json metrics = take_step(state_.step + 1);
-      restore_folder();
-      writer->write(state_.step, metrics);
+      if (folder_) restore_folder();
+      if (writer_) writer_->write(state_.step, metrics);
       if (events_.step) events_.step(state_.step, metrics);
-      publish();
-      if (is_evaluation_due()) evaluate(writer);
+      if (folder_) publish();
+      if (is_evaluation_due()) evaluate();
       const bool ends = stopping() || ends_early();
       if (writing_.is_done()) finish_writing(ends);
       if (saves_.is_due(state_.step, ends)) save(ends);
@@ -156,7 +182,7 @@ class TrainingRun {
   /// Restores the folder if it was removed, and resets the state of checkpoints that were lost.
   void restore_folder() {
     try {
-      if (!folder_.restore()) return;
+      if (!folder_->restore()) return;
     } catch (const std::exception&) {
       save_failed_ = true;  // no checkpoint can be written
       throw;
@@ -176,7 +202,7 @@ class TrainingRun {
   void end(bool finished) {
     restore_folder();
     if (saved_ < state_.step) save_now();
-    ESPALIER_CHECK(folder_.failure().empty(), "{}", folder_.failure());
+    ESPALIER_CHECK(folder_->failure().empty(), "{}", folder_->failure());
     ESPALIER_CHECK(!finished || best_error_.empty(),
                    "the best checkpoint, that of step {}, could not be saved: {}", best_failed_step_,
                    best_error_);
@@ -213,11 +239,11 @@ class TrainingRun {
   bool ends_early() const { return evaluator_ && evaluator_->stops(*state_.evaluation); }
 
   /// Makes the evaluation that a stopped run has missed. Returns false if it is stopped again.
-  bool make_up_for_evaluation(MetricsWriter* writer) {
-    evaluate(writer);
+  bool make_up_for_evaluation() {
+    evaluate();
     if (is_evaluation_due()) return false;
     // No later checkpoint will record the result.
-    if (state_.step == last_ || ends_early()) {
+    if (folder_ && (state_.step == last_ || ends_early())) {
       replace_checkpoint(checkpoint_folder(options_.out, state_.step), checkpoint_, trainer_.decoder(),
                          trainer_.optimizer(), state_);
     }
@@ -225,27 +251,28 @@ class TrainingRun {
   }
 
   /// Evaluates the current weights, unless the run is stopped meanwhile.
-  void evaluate(MetricsWriter* writer) {
-    struct Stopped {};
+  void evaluate() {
+    if (stopping()) return;
+    const auto result = evaluator_->evaluate(trainer_.decoder(), [&](int64_t done, int64_t total) {
+      if (stops_here() && done < total) throw Evaluator::Stopped();
+      if (events_.evaluating) events_.evaluating(state_.step, done, total);
+    });
+    if (!result) return;
     nlohmann::ordered_json values = {{"step", state_.step}};
-    try {
-      if (stopping()) return;
-      values.update(evaluator_->evaluate(trainer_.decoder(), [&](int64_t done, int64_t total) {
-        if (stopping() && done < total) throw Stopped();
-        if (events_.evaluating) events_.evaluating(state_.step, done, total);
-      }));
-    } catch (const Stopped&) {
-      return;
-    }
+    values.update(*result);
     const EvaluationState before = *state_.evaluation;
     const bool is_best = Evaluator::add(state_.step, values["eval_loss"], &*state_.evaluation);
-    writer->write_evaluation(state_.step, values);
+    if (writer_) writer_->write_evaluation(state_.step, values);
     if (events_.evaluated) events_.evaluated(state_.step, values, *state_.evaluation);
-    if (is_best && evaluator_->options().keep_best) save_best(before);
+    const bool is_kept = !folder_ || !is_best || !evaluator_->options().keep_best || save_best();
+    if (!group_.any(!is_kept)) return;
+    // The next evaluation that is better tries again.
+    state_.evaluation->best_step = before.best_step;
+    state_.evaluation->best_loss = before.best_loss;
   }
 
-  /// If the best checkpoint cannot be written, the next evaluation that is better tries again.
-  void save_best(const EvaluationState& before) {
+  /// Returns false, with a warning, if the best checkpoint cannot be written.
+  bool save_best() {
     try {
       replace_checkpoint(best_checkpoint_folder(options_.out), checkpoint_, trainer_.decoder(),
                          trainer_.optimizer(), state_);
@@ -253,12 +280,11 @@ class TrainingRun {
     } catch (const std::exception& error) {
       best_error_ = text_of(error);
       best_failed_step_ = state_.step;
-      state_.evaluation->best_step = before.best_step;
-      state_.evaluation->best_loss = before.best_loss;
       note(fmt::format(
           "warning: the best checkpoint, that of step {}, could not be saved: {}; the run continues",
           state_.step, best_error_));
     }
+    return best_error_.empty();
   }
 
   /// Also notes the reason.
@@ -283,7 +309,7 @@ class TrainingRun {
     check_mapped_files();  // discard gradients if mapped data has disappeared
     const double rate = options_.learning_rate *
                         schedule_factor(options_.scheduler, number - 1, last_, options_.warmup_steps);
-    const double norm = trainer_.optimizer().gradient_norm();
+    const double norm = trainer_.gradient_norm();
     std::vector<std::pair<std::string, double>> norms;  // before clipping
     if (options_.log_grad_norms) norms = grad_norms_by_kind(trainer_.decoder());
     update(number, step, result.loss, rate, norm);
@@ -292,7 +318,7 @@ class TrainingRun {
 
     nlohmann::ordered_json metrics = {{"step", number}};
     metrics.update(step_metrics(cost_, options_.objective, result, seconds));
-    for (const auto& [name, value] : signal_metrics(loss_, step.rows)) metrics[name] = value;
+    for (const auto& [name, value] : signal_metrics(loss_, step.whole.rows)) metrics[name] = value;
     if (options_.predicted_costs) add_prediction(number, step, result, &metrics);
     metrics["grad_norm"] = norm;
     for (const auto& [kind, value] : norms) metrics["grad_norm/" + kind] = value;
@@ -314,7 +340,7 @@ class TrainingRun {
   /// Updates the weights, or leaves a bad step out, which completes the step.
   void update(int64_t number, const Step& step, double loss, double rate, double norm) {
     try {
-      check_finite(trainer_.decoder(), step, loss_, fmt::format("step {}", number), loss, norm);
+      check_finite(trainer_.decoder(), step, loss_, fmt::format("step {}", number), loss, norm, group_);
       update_weights(number, step, rate, norm);
     } catch (const NonFiniteError& error) {
       const bool may_skip = state_.skipped_steps < options_.skip_bad_steps;
@@ -332,7 +358,7 @@ class TrainingRun {
     } catch (const NonFiniteError& error) {
       throw NonFiniteError(fmt::format("step {}: {}; {}; the step has rows {}", number, error.what(),
                                        worst_gradient(trainer_.decoder()),
-                                       row_list(trajectories_, step.rows)));
+                                       row_list(trajectories_, step.whole.rows)));
     }
   }
 
@@ -370,8 +396,9 @@ class TrainingRun {
     }
   }
 
-  /// The same for a checkpoint that is due; a failure may be retried later.
+  /// The same for a checkpoint that is due, by the first rank; a failure may be retried later.
   void save(bool stop) {
+    if (!folder_) return;
     if (writing_.is_pending()) finish_writing(stop);
     if (options_.save_in_background && !stop && state_.step < last_ && start_writing()) return;
     try_to_save(state_.step, stop, [&] { save_now(); });
@@ -492,7 +519,10 @@ class TrainingRun {
   const TrainOptions& options_;
   const TrainEvents& events_;
   const std::atomic<bool>* stop_;
-  RunFolder folder_;
+  const Group& group_;
+  // What the first rank writes; nullopt on others.
+  std::optional<RunFolder> folder_;
+  std::optional<MetricsWriter> writer_;
   int64_t last_;
   std::optional<Evaluator> evaluator_;  // before the trainer, to check held-out rows before loading the model
   CheckpointOptions checkpoint_;

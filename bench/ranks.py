@@ -1,0 +1,110 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""`espalier train` on two processes with one thread each, against one process with two threads.
+
+A small random llama and steps of many trees (`espalier synth`), the same on both sides, which run in turns, round by round.
+Seconds of a step are the median over the steps of a run, without the first; figures are medians of the rounds, and the
+efficiency is the median of each round's ratio. Losses of both sides must agree, or the command fails. Each side is held to
+the same cores. Data and model stay the same for equal flags.
+
+    python bench/ranks.py -o table.md
+
+The goal is an efficiency of 0.9. Gradients go over Gloo on one machine: a figure of a network or of NCCL it is not.
+"""
+
+import argparse
+import json
+import os
+import shlex
+import statistics
+import sys
+import tempfile
+from pathlib import Path
+
+from commit import commit
+from compare_transformers import Failure, cpu_name, espalier, markdown
+
+GOAL = 0.9
+TOLERANCE = 1e-4  # of losses in float32, relative
+LLAMA = {
+    "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_act": "silu", "intermediate_size": 1024,
+    "num_key_value_heads": 4, "num_attention_heads": 8, "vocab_size": 2048, "max_position_embeddings": 4096, "rms_norm_eps": 1e-6,
+    "rope_theta": 10000.0, "tie_word_embeddings": True, "attention_bias": False, "mlp_bias": False,
+}  # fmt: skip
+
+
+def inputs(args, folder):
+    """Flags of a run of either side."""
+    config = folder / "config.json"
+    config.write_text(json.dumps(LLAMA | {"hidden_size": args.hidden_size, "num_hidden_layers": args.layers}))
+    espalier("init", "--config", config, "--out", folder / "model")
+    espalier("synth", "--out", folder / "rows.jsonl", "--trees", args.trees, "--node-length", args.node_length,
+             "--vocab-size", LLAMA["vocab_size"])  # fmt: skip
+    with open(folder / "rows.jsonl") as file:
+        rows = sum(1 for _ in file)
+    return ["--model", folder / "model", "--data", folder / "rows.jsonl", "--steps", args.steps, "--batch-size", rows,
+            "--learning-rate", 1e-4, "--objective", "sft", "--no-calibration", "--token-budget", args.token_budget]  # fmt: skip
+
+
+def run(flags, folder, processes):
+    """(median seconds of a step, losses)"""
+    espalier("train", *flags, "--out", folder, "--processes", processes, "--threads", 2 // processes)
+    steps = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return statistics.median(step["seconds"] for step in steps[1:]), [step["loss"] for step in steps]
+
+
+def measure(args, folder):
+    flags = inputs(args, folder)
+    rounds = []
+    for index in range(args.rounds):
+        sides = (1, 2) if index % 2 == 0 else (2, 1)
+        found = {processes: run(flags, folder / f"{index}.{processes}", processes) for processes in sides}
+        for one, two in zip(found[1][1], found[2][1]):
+            if abs(one - two) > TOLERANCE * abs(one):
+                raise Failure(f"loss of one process {one}, of two {two}: they differ by more than {TOLERANCE}")
+        rounds.append((found[1][0], found[2][0]))
+        print(f"ranks: round {index + 1}: one process {rounds[-1][0]:.3f} s, two {rounds[-1][1]:.3f} s", file=sys.stderr)
+    return rounds
+
+
+COLUMNS = {
+    "one process, two threads, s": lambda rounds: f"{statistics.median(one for one, _ in rounds):.3f}",
+    "two processes, one thread each, s": lambda rounds: f"{statistics.median(two for _, two in rounds):.3f}",
+    "efficiency": lambda rounds: f"{statistics.median(one / two for one, two in rounds):.2f}",
+    "low .. high": lambda rounds: f"{min(one / two for one, two in rounds):.2f} .. {max(one / two for one, two in rounds):.2f}",
+    "goal met ": lambda rounds: "yes" if statistics.median(one / two for one, two in rounds) >= GOAL else "no",
+}
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--trees", type=int, default=48, help="of a step, each of nine rows (default: %(default)s)")
+    parser.add_argument("--node-length", type=int, default=64, help="mean tokens of a node (default: %(default)s)")
+    parser.add_argument("--token-budget", type=int, default=2048, help="of a micro-batch (default: %(default)s)")
+    parser.add_argument("--hidden-size", type=int, default=256, help="of the model (default: %(default)s)")
+    parser.add_argument("--layers", type=int, default=4, help="of the model (default: %(default)s)")
+    parser.add_argument("--steps", type=int, default=6, help="of a run, 2 or more (default: %(default)s)")
+    parser.add_argument("--rounds", type=int, default=5, help="(default: %(default)s)")
+    parser.add_argument("-o", "--out", type=Path, metavar="FILE", help="write the table (Markdown) to this file too")
+    args = parser.parse_args()
+    cores = sorted(os.sched_getaffinity(0))[:2]
+    try:
+        if len(cores) < 2:
+            raise Failure("expected two cores, received one")
+        os.sched_setaffinity(0, cores)
+        os.environ.setdefault("ESPALIER_PYTHON", sys.executable)
+        with tempfile.TemporaryDirectory(prefix="espalier-ranks-") as folder:
+            rounds = measure(args, Path(folder))
+    except Failure as failure:
+        print(f"ranks: {failure}", file=sys.stderr)
+        return 1
+    command = shlex.join(["python", "bench/ranks.py", *sys.argv[1:]])
+    text = f"{cpu_name()}. Commit {commit()}. One run, {args.rounds} rounds:\n\n    {command}\n\n{markdown(COLUMNS, [rounds])}"
+    if args.out:
+        args.out.write_text(text)
+    print(text, end="")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

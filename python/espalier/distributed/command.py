@@ -1,0 +1,59 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`espalier train` and `espalier rerun` as a rank of torchrun: Python makes the process group, and the trainer runs in this
+process."""
+
+import os
+import sys
+from collections.abc import Sequence
+from typing import NoReturn
+
+import torch
+import torch.distributed as dist
+
+from ..native_engine import native
+from .alarm import Alarm
+
+
+def main(arguments: Sequence[str], version: str) -> NoReturn:
+    """Runs the command that the first argument names, and ends the process. `version`: the text of --version."""
+    _take_own_gpu()
+    has_nccl = torch.cuda.is_available() and dist.is_nccl_available()
+    dist.init_process_group("cpu:gloo,cuda:nccl" if has_nccl else "gloo")
+    store = dist.distributed_c10d._get_default_store()  # which has no public name
+    alarm = RunAlarm(dist.PrefixStore("espalier train", store), dist.get_rank(), dist.get_world_size())
+    alarm.start()
+    try:
+        status = native.run_on_rank(list(arguments), dist.group.WORLD.group_name, version)  # type: ignore[union-attr]
+    except BaseException as error:
+        _fail(alarm, error)
+    alarm.stop()
+    dist.destroy_process_group()
+    sys.exit(status)
+
+
+class RunAlarm(Alarm):
+    """Of a whole run, not of a step. What waits for other ranks raises the failure. A rank that does not wait goes on: it may
+    be writing a checkpoint."""
+
+    def on_failure(self, failure: str) -> None:
+        native.fail_ranks(failure)
+
+    def is_stuck(self) -> bool:
+        waits: bool = native.waits_for_ranks()
+        return waits
+
+
+def _take_own_gpu() -> None:
+    """Hides the GPUs of other ranks of this machine, so that `--device cuda` is another one on each. Before CUDA starts."""
+    own, visible = os.environ["LOCAL_RANK"], os.environ.get("CUDA_VISIBLE_DEVICES")
+    names = [own] if visible is None else visible.split(",")[int(own) :][:1]
+    if names:
+        os.environ["CUDA_VISIBLE_DEVICES"] = names[0]
+
+
+def _fail(alarm: Alarm, error: BaseException) -> NoReturn:
+    """Ends the process with the failure that came first, and with what this rank says of it."""
+    first, own = alarm.ring(error) if alarm.failure is None else alarm.failure, str(error)
+    for text in [first] if own in first else [own] if first in own else [first, own]:
+        print(f"espalier: error: {text}", file=sys.stderr, flush=True)
+    os._exit(1)  # other threads may wait for ranks that are gone

@@ -1,0 +1,173 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`espalier train` on several processes over Gloo, against one process; and what ends a run on all of them."""
+
+import hashlib
+import json
+import signal
+import sys
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+from engines import init_model
+from small_models import random_rows, write_rows
+from train_ranks import outcomes
+
+pytest.importorskip("torch.distributed")
+
+STEPS = 4
+FLAGS = ["--objective", "grpo", "--dtype", "float64", "--batch-size", "4", "--shuffle", "groups", "--learning-rate", "0.01",
+         "--token-budget", "24", "--no-calibration", "--save-every", "2"]  # fmt: skip
+
+
+def flags(model, rows, out, *more):
+    return ["--model", str(model), "--data", str(rows), "--out", str(out), *FLAGS, *map(str, more)]
+
+
+def rows_with_loss(seed):
+    """Of which every one has a step of its own where need be."""
+    rows = [row for row in random_rows(seed, "grpo") if len(row["input_ids"]) > 1]
+    return [{key: value for key, value in row.items() if key not in ("loss_mask", "loss_weights")} for row in rows]
+
+
+def records(run):
+    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+
+
+def weights(run, step=STEPS):
+    return load_file(run / f"checkpoints/step_{step}/model.safetensors")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("train-ranks")
+
+
+@pytest.fixture(scope="module")
+def inputs(folder, espalier):
+    """Model, rows, held-out rows."""
+    model = init_model(espalier, folder / "init", "qwen3_moe")
+    rows = write_rows(folder / "rows.jsonl", rows_with_loss(7))
+    held_out = write_rows(folder / "held_out.jsonl", random_rows(8, "grpo"))
+    return model, rows, held_out
+
+
+@pytest.fixture(scope="module")
+def one(folder, inputs, espalier):
+    """The run of one process."""
+    model, rows, held_out = inputs
+    espalier("train", *flags(model, rows, folder / "one", "--steps", STEPS, "--eval-data", held_out, "--eval-every", 2))
+    return folder / "one"
+
+
+@pytest.fixture(scope="module")
+def found(folder, inputs):
+    model, rows, held_out = inputs
+    evaluates = ["--eval-data", held_out, "--eval-every", 2]
+    job = lambda name, ranks, out, *more, **other: {
+        "name": name, "arguments": [["train", *flags(model, rows, folder / out, *more)]] * ranks, **other}
+    long = ["--steps", 1_000_000]
+    of_each = lambda out, files: [["train", *flags(model, file, folder / out, *long)] for file in files]
+    bad = write_rows(folder / "bad.jsonl", [*rows_with_loss(7), {"input_ids": [1, 2, 1000], "advantage": 1.0}])
+    other = write_rows(folder / "other.jsonl", rows_with_loss(9))
+    jobs = [
+        job("two", 2, "two", "--steps", STEPS, *evaluates),
+        job("again", 2, "again", "--steps", STEPS, *evaluates),
+        job("four", 4, "four", "--steps", STEPS, *evaluates),
+        job("begun", 2, "resumed", "--steps", 2, *evaluates),
+        job("resumed", 3, "resumed", "--steps", STEPS, "--resume", *evaluates),
+        job("stopped", 2, "stopped", *long, signal=[1, int(signal.SIGTERM), "step 3/"]),
+        job("killed", 2, "killed", *long, signal=[1, int(signal.SIGKILL), "step 3/"]),
+        {"name": "bad row", "arguments": of_each("bad", (rows, bad))},
+        {"name": "other rows", "arguments": of_each("others", (rows, rows, other))},
+        {"name": "rerun by three", "arguments": [["rerun", str(folder / "two"), "--out", str(folder / "rerun")]] * 3},
+    ]  # fmt: skip
+    return outcomes(folder, jobs)
+
+
+@pytest.mark.parametrize("name", ["two", "four", "resumed"])
+def test_any_number_of_ranks_gives_the_run_of_one_process(found, folder, one, name):
+    statuses, outputs = found[name]
+    assert set(statuses) == {0}, outputs
+    assert "step 4/4" in outputs[0]
+    assert not any("step 4/4" in output for output in outputs[1:])  # one tells of it
+    ours, theirs = records(folder / name), records(one)
+    assert [record.keys() for record in ours] == [record.keys() for record in theirs]
+    measured = ("second", "bytes", "micro_batches", "encoded_tokens", "tree_tokens_per")
+    for mine, its in zip(ours, theirs):
+        for key, value in its.items():
+            if not any(part in key for part in measured):
+                assert mine[key] == pytest.approx(value, rel=1e-11, abs=1e-12), key
+    expected = weights(one)
+    for key, value in weights(folder / name).items():
+        assert np.abs(value - expected[key]).max() < 1e-12, key
+
+
+def test_equal_numbers_of_ranks_give_equal_bits(found, folder):
+    assert found["again"][0] == [0, 0]
+    digest = lambda run, file: hashlib.sha256((folder / run / f"checkpoints/step_{STEPS}" / file).read_bytes()).hexdigest()
+    for file in ("model.safetensors", "optimizer.safetensors"):
+        assert digest("two", file) == digest("again", file)
+
+
+def test_a_signal_to_one_rank_stops_all_after_saving(found, folder):
+    statuses, outputs = found["stopped"]
+    assert statuses == [3, 3], outputs
+    assert "stopped by a signal after saving" in outputs[0]
+    assert list((folder / "stopped/checkpoints").glob("step_*"))
+
+
+def test_a_lost_rank_ends_all_and_completed_steps_are_saved(found, folder):
+    statuses, outputs = found["killed"]
+    assert statuses == [1, -signal.SIGKILL]
+    assert "a rank is lost" in outputs[0] and "continue with --resume" in outputs[0], outputs
+    assert list((folder / "killed/checkpoints").glob("step_*"))
+
+
+def test_the_message_of_the_first_rank_that_fails_is_on_every_rank(found):
+    statuses, outputs = found["bad row"]
+    assert statuses == [1, 1]
+    for output in outputs:
+        assert "rank 1: InputError" in output and "received 1000" in output, outputs
+
+
+def test_ranks_with_other_rows_are_found(found):
+    statuses, outputs = found["other rows"]
+    assert statuses == [1, 1, 1]
+    for output in outputs:
+        assert "the settings and data of the run: expected the same on all ranks" in output, outputs
+
+
+def test_a_run_is_repeated_by_as_many_ranks_alone(found, folder):
+    statuses, outputs = found["rerun by three"]
+    assert statuses == [1, 1, 1]
+    for output in outputs:
+        assert "rerun: the run was made by 2 processes, this is one of 3: expected as many" in output, outputs
+    assert not (folder / "rerun/metrics.jsonl").exists()
+
+
+def test_processes_are_those_of_torchrun(folder, inputs, one, espalier):
+    model, rows, held_out = inputs
+    variables = {"ESPALIER_PYTHON": sys.executable, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    espalier("train", *flags(model, rows, folder / "torchrun", "--steps", STEPS, "--processes", 2, "--eval-data", held_out,
+                             "--eval-every", 2), variables=variables)  # fmt: skip
+    espalier("rerun", folder / "torchrun", "--out", folder / "repeated", variables=variables)
+    for file in ("run.json", "checkpoints/step_4/model.safetensors", "checkpoints/step_4/optimizer.safetensors"):
+        assert (folder / "torchrun" / file).read_bytes() == (folder / "repeated" / file).read_bytes(), file
+    record = json.loads((folder / "torchrun/run.json").read_text())
+    assert record["processes"] == 2 and record["program"][1].startswith("commit: ")
+    expected = weights(one)
+    for key, value in weights(folder / "torchrun").items():
+        assert np.abs(value - expected[key]).max() < 1e-12, key
+    assert "processes" not in (folder / "torchrun/config.toml").read_text()
+
+
+def test_engines_on_ranks(inputs, tmp_path, monkeypatch):
+    import rank_processes
+
+    monkeypatch.setenv("ESPALIER_TEST_MODEL", str(inputs[0]))
+    checks = {2: ("calls_are_those_of_one_process", "an_error_of_one_is_one_of_all", "a_failed_pass_of_one_is_one_of_all"),
+              3: ("calls_are_those_of_one_process",)}  # fmt: skip
+    found = rank_processes.outcomes("engine_rank_checks", tmp_path, checks)
+    assert found == {(name, ranks): None for ranks, names in checks.items() for name in names}, found

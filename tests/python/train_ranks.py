@@ -1,0 +1,88 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`espalier train` and `espalier rerun` on several ranks, each a fork of one process, so that libraries are imported once.
+
+    python train_ranks.py FOLDER    runs the jobs of FOLDER/jobs.json, one after the other
+
+A job has a name, the command and arguments of every rank, and optionally "signal": [rank, number, text], which is sent once the
+output of rank 0 has the text. FOLDER/NAME.json has the exit statuses (the negative signal where one ended a rank) and
+what each rank has printed.
+"""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from rank_processes import ENVIRONMENT, SECONDS
+
+
+def outcomes(folder, jobs):
+    """{name: (statuses, outputs)}, by rank."""
+    (folder / "jobs.json").write_text(json.dumps(jobs))
+    here = Path(__file__).resolve()
+    path = os.pathsep.join([str(here.parents[2] / "python"), os.environ.get("PYTHONPATH", "")])
+    process = subprocess.Popen([sys.executable, str(here), str(folder)], start_new_session=True,
+                               env={**os.environ, **ENVIRONMENT, "PYTHONPATH": path})  # fmt: skip
+    try:
+        process.wait(SECONDS)
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, 9)
+    return {job["name"]: json.loads((folder / f"{job['name']}.json").read_text()) for job in jobs}
+
+
+ENDED = os.WEXITED | os.WNOHANG | os.WNOWAIT
+
+
+def free_port():
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        return server.getsockname()[1]
+
+
+def start(folder, job, rank, port):
+    from espalier.distributed import command
+
+    child = os.fork()
+    if child:
+        return child
+    size = len(job["arguments"])
+    os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(size), MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+    output = os.open(folder / f"{job['name']}.{rank}.txt", os.O_CREAT | os.O_WRONLY | os.O_TRUNC)
+    os.dup2(output, 1)
+    os.dup2(output, 2)
+    status = 1
+    try:
+        command.main(job["arguments"][rank], "espalier of a test")
+    except SystemExit as end:
+        status = end.code
+    os._exit(status)
+
+
+def run(folder, job):
+    size = len(job["arguments"])
+    port = free_port()
+    children = [start(folder, job, rank, port) for rank in range(size)]
+    if "signal" in job:
+        rank, number, text = job["signal"]
+        output = folder / f"{job['name']}.0.txt"
+        while text not in output.read_text() and os.waitid(os.P_PID, children[rank], ENDED) is None:
+            time.sleep(0.02)
+        os.kill(children[rank], number)
+    statuses = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
+    outputs = [(folder / f"{job['name']}.{rank}.txt").read_text() for rank in range(size)]
+    (folder / f"{job['name']}.json").write_text(json.dumps([statuses, outputs]))
+
+
+def main(folder):
+    import espalier.distributed.command  # noqa: F401  before the forks
+
+    for job in json.loads((folder / "jobs.json").read_text()):
+        run(folder, job)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

@@ -1,0 +1,408 @@
+// SPDX-License-Identifier: Apache-2.0
+// Steps on several ranks against those of one process, in float64, and what ranks that are not of one mind
+// find out.
+#include <ATen/ATen.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <functional>
+#include <optional>
+
+#include "espalier/config/lora.h"
+#include "espalier/data/concatenate.h"
+#include "espalier/engine/share.h"
+#include "espalier/train/optimizer/step_trainer.h"
+#include "tests/distributed/thread_ranks.h"
+#include "tests/engine/outcome.h"
+#include "tests/engine/random_steps.h"
+#include "tests/engine/tiny_models.h"
+#include "tests/objective/random_objective.h"
+#include "tests/test_seed.h"
+
+namespace espalier::testing {
+namespace {
+
+constexpr int64_t kWords = 19;
+constexpr int kSteps = 2;
+
+/// What a training of a few steps on the same rows gives.
+struct Training {
+  std::vector<StepResult> results;
+  std::vector<double> norms;
+  Outcome outcome;                  // loss and gradients of the first step
+  std::vector<at::Tensor> weights;  // after the last
+};
+
+struct Case {
+  Family family;
+  Trajectories rows;
+  ObjectiveOptions objective;
+  std::vector<MixSource> mix{};
+  PlanOptions plan;
+  std::optional<LoraOptions> lora{};
+  OptimizerKind optimizer = OptimizerKind::kSgd;
+};
+
+Decoder decoder_of(const Case& given) {
+  const Decoder base = tiny_decoder(tiny_config(given.family, kWords), 5);
+  if (!given.lora) return base;
+  const Adapter adapter = random_adapter(adapted_maps(base.config(), given.lora->targets), *given.lora, 6);
+  return Decoder(base.config(), base.weights(), base.buffers(), adapter);
+}
+
+Training train_steps(const Case& given, const Group& group) {
+  StepTrainer trainer(decoder_of(given), {.kind = given.optimizer}, group);
+  const Loss loss = make_loss(given.rows, given.objective, given.mix);
+  Training training;
+  for (int i = 0; i < kSteps; ++i) {
+    const Step step = make_share(loss, all_rows(given.rows),
+                                 {.plan = given.plan, .objective = given.objective, .mix = given.mix}, group);
+    trainer.zero_gradients();
+    training.results.push_back(trainer.add_gradients(step, loss));
+    training.norms.push_back(trainer.gradient_norm());
+    if (i == 0) {
+      training.outcome.loss = training.results[0].loss;
+      for (const at::Tensor& gradient : trainer.decoder().gradients()) {
+        training.outcome.gradients.push_back(gradient.clone());
+      }
+    }
+    trainer.update(0.01, training.norms.back());
+  }
+  for (const Parameter& parameter : trainer.decoder().parameters()) {
+    training.weights.push_back(parameter.value.detach().clone());
+  }
+  return training;
+}
+
+std::vector<Training> train_on_ranks(const Case& given, int64_t ranks) {
+  std::vector<Training> trainings(ranks);
+  const std::vector<std::string> thrown = ThreadRanks(ranks).run(
+      [&](const Group& group) { trainings[group.rank()] = train_steps(given, group); });
+  for (const std::string& error : thrown) EXPECT_EQ(error, "");
+  return trainings;
+}
+
+double relative_difference(double a, double b) {
+  return std::abs(a - b) / std::max(1.0, std::abs(b));
+}
+
+void expect_same(const Training& found, const Training& expected, double tolerance,
+                 bool has_router_losses = false) {
+  ASSERT_EQ(found.results.size(), expected.results.size());
+  ASSERT_LE(gradient_error(found.outcome, expected.outcome), tolerance);
+  for (size_t i = 0; i < expected.results.size(); ++i) {
+    const StepResult &a = found.results[i], &b = expected.results[i];
+    ASSERT_LE(relative_difference(a.loss, b.loss), tolerance);
+    ASSERT_LE(relative_difference(found.norms[i], expected.norms[i]), tolerance);
+    ASSERT_EQ(a.flat_tokens, b.flat_tokens);
+    ASSERT_EQ(a.tree_tokens, b.tree_tokens);
+    ASSERT_EQ(a.terms, b.terms);
+    ASSERT_GE(a.work.tokens, 0);
+    ASSERT_EQ(a.metrics.size(), b.metrics.size());
+    for (size_t m = 0; m < a.metrics.size(); ++m) {
+      ASSERT_EQ(a.metrics[m].name, b.metrics[m].name);
+      ASSERT_LE(relative_difference(a.metrics[m].value, b.metrics[m].value), 10 * tolerance)
+          << a.metrics[m].name;
+    }
+    ASSERT_EQ(a.routers.has_value(), b.routers.has_value());
+    if (!a.routers) continue;
+    ASSERT_LE(relative_difference(a.routers->aux_loss, b.routers->aux_loss), tolerance);
+    ASSERT_LE(relative_difference(a.routers->z_loss, b.routers->z_loss), tolerance);
+    // Without router losses, micro-batches without loss do not run, nor are their tokens counted.
+    if (!has_router_losses) continue;
+    ASSERT_EQ(a.routers->load_max, b.routers->load_max);
+    ASSERT_EQ(a.routers->load_min, b.routers->load_min);
+  }
+  for (size_t i = 0; i < expected.weights.size(); ++i) {
+    ASSERT_LE((found.weights[i] - expected.weights[i]).abs().max().item<double>(), tolerance);
+  }
+}
+
+Case random_case(int i) {
+  Rng rng(test_seed(i), 0xD157);
+  Case result;
+  result.family = kFamilies[i % std::ssize(kFamilies)];
+  result.objective = random_objective(rng);
+  if (has_experts(result.family) && rng.below(2) == 0) {
+    result.objective.router_aux_loss_coef = 0.1;
+    result.objective.router_z_loss_coef = 0.05;
+  } else {
+    result.objective.router_aux_loss_coef = result.objective.router_z_loss_coef = 0;
+  }
+  const auto shape = static_cast<Shape>(rng.below(kNumShapes));
+  result.rows = random_rows_for(&result.objective, rng, shape, kWords);
+  result.plan = random_plan(rng, result.rows);
+  if (rng.below(4) == 0) result.lora = LoraOptions{.rank = 2, .alpha = 3, .targets = {kAllLinear}};
+  return result;
+}
+
+std::string text_of(const Case& given, int i, int64_t ranks) {
+  return fmt::format("seed {}, {} ranks, {} rows: {}", i, ranks, given.rows.num_rows(),
+                     describe(given.objective, given.plan, given.family, Shape::kMixed));
+}
+
+// Any objective, family, plan and number of ranks, ranks without rows among them.
+TEST(Ranks, StepsAreThoseOfOneProcess) {
+  constexpr int kCases = 64;
+  for (int i = 0; i < kCases; ++i) {
+    const Case given = random_case(i);
+    const int64_t ranks = 2 + i % 4;
+    SCOPED_TRACE(text_of(given, i, ranks));
+    const Training expected = train_steps(given, alone());
+    const std::vector<Training> found = train_on_ranks(given, ranks);
+    for (const Training& training : found) {
+      const double tolerance =
+          has_recurrent_layers(given.family) ? 10 * kToleranceWithNorms : 10 * kTolerance;
+      ASSERT_NO_FATAL_FAILURE(
+          expect_same(training, expected, tolerance, given.objective.has_router_losses()));
+      // The same bits on all ranks.
+      for (size_t w = 0; w < training.weights.size(); ++w) {
+        ASSERT_TRUE(training.weights[w].equal(found[0].weights[w]));
+      }
+    }
+  }
+}
+
+/// A tree of two rows, and one of another, with losses of routers if there are any.
+Case few_rows(Family family) {
+  Case result{.family = family,
+              .rows = from_rows({{1, 2, 3, 4}, {1, 2, 5}, {6, 7}}),
+              .objective = default_options(ObjectiveKind::kSft),
+              .plan = {}};
+  if (!has_experts(family)) return result;
+  result.objective.router_aux_loss_coef = 0.1;
+  result.objective.router_z_loss_coef = 0.05;
+  return result;
+}
+
+TEST(Ranks, MoreThanRowsGiveTheStepsOfOneProcess) {
+  for (const Family family : {Family::kLlama, Family::kQwen3Moe, Family::kGptOss}) {
+    for (const bool has_lora : {false, true}) {
+      SCOPED_TRACE(::testing::Message() << to_string(family) << (has_lora ? " with LoRA" : ""));
+      Case given = few_rows(family);
+      if (has_lora) given.lora = LoraOptions{.rank = 2, .alpha = 3, .targets = {kAllLinear}};
+      const Training expected = train_steps(given, alone());
+      for (const Training& training : train_on_ranks(given, 5)) {
+        ASSERT_NO_FATAL_FAILURE(expect_same(training, expected, 10 * kTolerance, has_experts(family)));
+      }
+    }
+  }
+}
+
+// The pass of one rank fails before or after what routers have counted is added up, and the next step is one
+// of all again.
+TEST(Ranks, AFailedPassOfOneIsThrownByAll) {
+  for (const Family family : {Family::kLlama, Family::kQwen3Moe}) {
+    const Case given = few_rows(family);
+    const double expected = train_steps(given, alone()).results[0].loss;
+    for (const bool fails_early : {true, false}) {
+      std::vector<std::string> said(3);
+      std::vector<double> losses(3);
+      const auto thrown = ThreadRanks(3).run([&](const Group& group) {
+        StepTrainer trainer(decoder_of(given), {}, group);
+        const Loss loss(given.rows, given.objective);
+        const Step step = make_share(loss, all_rows(given.rows), {.objective = given.objective}, group);
+        try {
+          trainer.add_gradients(step, loss, [&](int64_t done, int64_t total) {
+            if (group.rank() == 1 && done == (fails_early ? 1 : total)) throw std::runtime_error("planned");
+          });
+        } catch (const std::exception& error) {
+          said[group.rank()] = error.what();
+        }
+        trainer.zero_gradients();
+        losses[group.rank()] = trainer.add_gradients(step, loss).loss;
+      });
+      EXPECT_EQ(thrown, std::vector<std::string>(3));
+      EXPECT_EQ(said, (std::vector<std::string>{"rank 1: planned", "planned", "rank 1: planned"}));
+      for (const double loss : losses) EXPECT_LE(relative_difference(loss, expected), kTolerance);
+    }
+  }
+}
+
+TEST(Ranks, EqualNumbersOfThemGiveEqualBits) {
+  for (const int i : {0, 5, 11}) {
+    const Case given = random_case(i);
+    const std::vector<Training> one = train_on_ranks(given, 3), other = train_on_ranks(given, 3);
+    for (int s = 0; s < kSteps; ++s) {
+      EXPECT_EQ(one[0].results[s].loss, other[0].results[s].loss);
+      EXPECT_EQ(one[0].norms[s], other[0].norms[s]);
+    }
+    for (size_t w = 0; w < one[0].weights.size(); ++w)
+      EXPECT_TRUE(one[0].weights[w].equal(other[0].weights[w]));
+  }
+}
+
+// Calls of add_gradients add up, as those of one process do.
+TEST(Ranks, GradientsOfSeveralStepsAddUp) {
+  const Case given = random_case(2);
+  const auto twice = [&](const Group& group) {
+    StepTrainer trainer(decoder_of(given), {}, group);
+    const Loss loss(given.rows, given.objective);
+    const Step step =
+        make_share(loss, all_rows(given.rows), {.plan = given.plan, .objective = given.objective}, group);
+    for (int i = 0; i < 2; ++i) trainer.add_gradients(step, loss);
+    return trainer.gradient_norm();
+  };
+  const double expected = twice(alone());
+  std::vector<double> norms(3);
+  ThreadRanks(3).run([&](const Group& group) { norms[group.rank()] = twice(group); });
+  for (const double norm : norms) EXPECT_LE(relative_difference(norm, expected), 1e-12);
+}
+
+// Several sources, each with its own objective and normaliser.
+TEST(Ranks, MixesAreThoseOfOneProcess) {
+  for (int i = 0; i < 12; ++i) {
+    Rng rng(test_seed(i), 0xD158);
+    Case given{.family = Family::kQwen3, .plan = {}};
+    Concatenation together;
+    for (const ObjectiveKind kind : {ObjectiveKind::kSft, ObjectiveKind::kGrpo}) {
+      MixSource source{.name = std::string(to_string(kind)), .weight = 0.5 + rng.uniform()};
+      source.objective = default_options(kind);
+      if (rng.below(2) == 0) source.objective.shared_targets = SharedTargets::kOnce;
+      const Trajectories rows = random_rows_for(&source.objective, rng, Shape::kDeep, kWords);
+      source.num_rows = rows.num_rows();
+      together.append(rows, source.name);
+      given.mix.push_back(source);
+    }
+    given.rows = together.finish();
+    const Training expected = train_steps(given, alone());
+    for (const Training& training : train_on_ranks(given, 3)) {
+      ASSERT_NO_FATAL_FAILURE(expect_same(training, expected, 10 * kTolerance));
+    }
+  }
+}
+
+TEST(Ranks, EvaluationsAreThoseOfOneProcess) {
+  for (int i = 0; i < 16; ++i) {
+    const Case given = random_case(i);
+    const Loss loss(given.rows, given.objective);
+    const Decoder decoder = decoder_of(given);
+    const auto evaluated = [&](const Group& group) {
+      const Step step =
+          make_share(loss, all_rows(given.rows), {.plan = given.plan, .objective = given.objective}, group);
+      return finish(start_evaluation(decoder, step, loss), group);
+    };
+    const StepResult expected = evaluated(alone());
+    std::vector<StepResult> found(4);
+    ThreadRanks(4).run([&](const Group& group) { found[group.rank()] = evaluated(group); });
+    for (const StepResult& result : found) {
+      EXPECT_LE(relative_difference(result.loss, expected.loss), 1e-12);
+      ASSERT_EQ(result.metrics.size(), expected.metrics.size());
+      for (size_t m = 0; m < result.metrics.size(); ++m) {
+        EXPECT_LE(relative_difference(result.metrics[m].value, expected.metrics[m].value), 1e-11);
+      }
+    }
+  }
+}
+
+TEST(Ranks, UnitsStayWhole) {
+  for (int i = 0; i < 200; ++i) {
+    const Case given = random_case(i);
+    const Loss loss(given.rows, given.objective);
+    const StepOptions options{.plan = given.plan, .objective = given.objective};
+    const Step step = unplanned_step(given.rows, all_rows(given.rows), options);
+    std::vector<int64_t> rank_of(step.rows.size(), -1);
+    const auto shares = divide_step(step, loss, options, 1 + i % 5);
+    ASSERT_EQ(std::ssize(shares), 1 + i % 5);
+    for (size_t rank = 0; rank < shares.size(); ++rank) {
+      for (const int64_t k : shares[rank]) {
+        ASSERT_EQ(rank_of[k], -1);
+        rank_of[k] = static_cast<int64_t>(rank);
+      }
+    }
+    const std::vector<int64_t> units = loss.units_of(step.rows);
+    for (size_t a = 0; a < units.size(); ++a) {
+      ASSERT_GE(rank_of[a], 0);
+      for (size_t b = 0; b < a; ++b) {
+        ASSERT_TRUE(units[a] != units[b] || rank_of[a] == rank_of[b]);
+      }
+    }
+    for (int64_t term = 0; term < step.sharers.num_rows(); ++term) {
+      for (const int64_t k : step.sharers.row(term)) {
+        ASSERT_EQ(rank_of[k], rank_of[step.sharers.row(term).front()]);
+      }
+    }
+  }
+}
+
+/// What the ranks throw where the last of them trains on a case of its own.
+std::vector<std::string> thrown_with(const Case& given, const Case& of_last) {
+  return ThreadRanks(3).run(
+      [&](const Group& group) { train_steps(group.rank() == 2 ? of_last : given, group); });
+}
+
+TEST(Ranks, AnotherNormaliserOnOneIsFoundByAll) {
+  const Case given{.family = Family::kLlama,
+                   .rows = from_rows({{1, 2, 3}, {1, 2, 4, 5}, {6, 7}}),
+                   .objective = default_options(ObjectiveKind::kSft),
+                   .plan = {}};
+  Case other = given;
+  other.objective.normalize = Normalize::kSequence;
+  for (const std::string& error : thrown_with(given, other)) {
+    EXPECT_NE(error.find("rows, terms and shares: expected the same on all ranks"), std::string::npos)
+        << error;
+  }
+  for (const std::string& error : thrown_with(given, given)) EXPECT_EQ(error, "");
+}
+
+TEST(Ranks, OtherRowsOnOneAreFoundByAll) {
+  const Case given{.family = Family::kLlama,
+                   .rows = from_rows({{1, 2, 3}, {1, 2, 4, 5}, {6, 7}}),
+                   .objective = default_options(ObjectiveKind::kSft),
+                   .plan = {}};
+  Case other = given;
+  other.rows = from_rows({{1, 2, 3}, {1, 2, 4, 5}, {6, 7, 8}});
+  for (const std::string& error : thrown_with(given, other)) {
+    EXPECT_NE(error.find("expected the same on all ranks"), std::string::npos) << error;
+  }
+}
+
+/// A group whose last rank does not take the sum of one tensor.
+class Dropping : public Group {
+ public:
+  explicit Dropping(const Group& group) : group_(group) {}
+  int64_t rank() const override { return group_.rank(); }
+  int64_t size() const override { return group_.size(); }
+  std::vector<std::string> gather(const std::string& bytes) const override { return group_.gather(bytes); }
+  void add_up(const std::vector<at::Tensor>& tensors) const override {
+    const bool drops = rank() == size() - 1 && tensors.size() > 1;
+    const at::Tensor own = drops ? tensors[1].clone() : at::Tensor();
+    group_.add_up(tensors);
+    if (drops) at::Tensor(tensors[1]).copy_(own);
+  }
+
+ private:
+  const Group& group_;
+};
+
+TEST(Ranks, ADroppedSumOnOneIsFoundByAll) {
+  const Case given = random_case(1);
+  const auto thrown = ThreadRanks(2).run([&](const Group& group) { train_steps(given, Dropping(group)); });
+  for (const std::string& error : thrown) {
+    EXPECT_NE(error.find("the norm of the gradients: expected the same on all ranks"), std::string::npos)
+        << error;
+  }
+}
+
+// The comparison with one process notices a share that is lost.
+TEST(Ranks, ALostShareIsNoticed) {
+  const Case given{.family = Family::kLlama,
+                   .rows = from_rows({{1, 2, 3}, {1, 2, 4, 5}, {6, 7}}),
+                   .objective = default_options(ObjectiveKind::kSft),
+                   .plan = {}};
+  const Loss loss(given.rows, given.objective);
+  const StepOptions options{.plan = given.plan, .objective = given.objective};
+  const Step whole = unplanned_step(given.rows, all_rows(given.rows), options);
+  const auto shares = divide_step(whole, loss, options, 2);
+  StepTrainer trainer(decoder_of(given), {});
+  Step step = share_of(whole, shares[0], loss, options);
+  plan_step(options, &step);
+  trainer.add_gradients(step, loss);
+  Outcome half;
+  half.gradients = trainer.decoder().gradients();
+  EXPECT_GT(gradient_error(half, train_steps(given, alone()).outcome), 1e-6);
+}
+
+}  // namespace
+}  // namespace espalier::testing
