@@ -44,6 +44,9 @@ struct Command {
 /// Appends all commands in the order of the help. `version` gives the text of --version.
 void add_all_commands(std::deque<Command>* all, const std::function<std::string()>& version);
 
+/// The page of `inspect --html`, which the Python package makes of page_data (inspect/page_data.h).
+std::string page_by_python(const std::string& data);
+
 Command bench_command();
 Command completion_command(const std::deque<Command>* all);
 Command device_command();

@@ -1,7 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // Commands that run the Python package, which has the tokenizers with their templates, the libraries that
-// read other trainers' files, the patches for other trainers, shell completion and the manual page.
+// read other trainers' files, the patches for other trainers, shell completion, the manual page, and the page
+// of `inspect`.
+#include <fcntl.h>
+#include <spawn.h>
 #include <sys/mman.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -9,6 +13,7 @@
 #include <cstring>
 #include <filesystem>
 #include <memory>
+#include <utility>
 
 #include "espalier/base/check.h"
 #include "espalier/cli/commands/commands.h"
@@ -42,24 +47,112 @@ struct PythonCommand {
   std::string package;             // which it requires
 };
 
-[[noreturn]] void exec_python(const PythonCommand& command, const std::vector<std::string>& args) {
-  const std::string python = python_interpreter();
-  std::string path = python_folder(command.name);
-  if (const char* before = std::getenv("PYTHONPATH"); before != nullptr && *before != '\0') {
-    path += std::string(":") + before;
+/// What an interpreter is started with, as execvp and posix_spawnp take it.
+class PythonProcess {
+ public:
+  /// Sets PYTHONPATH, too.
+  PythonProcess(const PythonCommand& command, const std::vector<std::string>& args) : command_(command) {
+    std::string path = python_folder(command.name);
+    if (const char* before = std::getenv("PYTHONPATH"); before != nullptr && *before != '\0') {
+      path += std::string(":") + before;
+    }
+    setenv("PYTHONPATH", path.c_str(), 1);
+    words_.push_back(python_interpreter());
+    words_.insert(words_.end(), command.words.begin(), command.words.end());
+    words_.insert(words_.end(), args.begin(), args.end());
+    for (std::string& word : words_) argv_.push_back(word.data());
+    argv_.push_back(nullptr);
   }
-  setenv("PYTHONPATH", path.c_str(), 1);
-  std::vector<std::string> words{python};
-  words.insert(words.end(), command.words.begin(), command.words.end());
-  words.insert(words.end(), args.begin(), args.end());
-  std::vector<char*> argv;
-  for (std::string& word : words) argv.push_back(word.data());
-  argv.push_back(nullptr);
+  PythonProcess(const PythonProcess&) = delete;
+  PythonProcess& operator=(const PythonProcess&) = delete;
+
+  char* const* argv() const { return argv_.data(); }
+
+  [[noreturn]] void cannot_start(int error) const {
+    throw InputError(
+        fmt::format("{}: cannot start {}: {}; set ESPALIER_PYTHON to a Python that has the package {}",
+                    command_.name, words_[0], std::strerror(error), command_.package));
+  }
+
+ private:
+  PythonCommand command_;
+  std::vector<std::string> words_;
+  std::vector<char*> argv_;
+};
+
+[[noreturn]] void exec_python(const PythonCommand& command, const std::vector<std::string>& args) {
+  const PythonProcess process(command, args);
   restore_signals();
-  execvp(argv[0], argv.data());
-  throw InputError(
-      fmt::format("{}: cannot start {}: {}; set ESPALIER_PYTHON to a Python that has the package {}",
-                  command.name, python, std::strerror(errno), command.package));
+  execvp(process.argv()[0], process.argv());
+  process.cannot_start(errno);
+}
+
+struct Pipe {
+  int reading = -1, writing = -1;
+
+  Pipe() {
+    int ends[2];
+    const bool is_made = pipe2(ends, O_CLOEXEC) == 0;
+    ESPALIER_ASSERT(is_made);
+    reading = ends[0];
+    writing = ends[1];
+  }
+  ~Pipe() {
+    close_end(&reading);
+    close_end(&writing);
+  }
+  Pipe(const Pipe&) = delete;
+  Pipe& operator=(const Pipe&) = delete;
+
+  static void close_end(int* end) {
+    if (*end >= 0) ::close(std::exchange(*end, -1));
+  }
+};
+
+/// Writes all of `text`, unless the reader goes away.
+void write_to(int descriptor, std::string_view text) {
+  while (!text.empty()) {
+    const ssize_t written = ::write(descriptor, text.data(), text.size());
+    if (written < 0 && errno == EINTR) continue;
+    if (written < 0) return;
+    text.remove_prefix(static_cast<size_t>(written));
+  }
+}
+
+std::string read_all(int descriptor) {
+  std::string text;
+  std::vector<char> part(1 << 16);
+  for (ssize_t count = 1; count != 0;) {
+    count = ::read(descriptor, part.data(), part.size());
+    if (count < 0 && errno != EINTR) break;
+    if (count > 0) text.append(part.data(), static_cast<size_t>(count));
+  }
+  return text;
+}
+
+/// The standard output of a Python that gets `input` as its standard input, and reads it before it writes.
+std::string output_of_python(const PythonCommand& command, std::string_view input) {
+  const PythonProcess process(command, {});
+  Pipe to, from;
+  posix_spawn_file_actions_t actions;
+  posix_spawn_file_actions_init(&actions);
+  posix_spawn_file_actions_adddup2(&actions, to.reading, STDIN_FILENO);
+  posix_spawn_file_actions_adddup2(&actions, from.writing, STDOUT_FILENO);
+  pid_t child = -1;
+  const int error = posix_spawnp(&child, process.argv()[0], &actions, nullptr, process.argv(), environ);
+  posix_spawn_file_actions_destroy(&actions);
+  if (error != 0) process.cannot_start(error);
+  Pipe::close_end(&to.reading);
+  Pipe::close_end(&from.writing);
+  write_to(to.writing, input);
+  Pipe::close_end(&to.writing);
+  std::string output = read_all(from.reading);
+  int status = 0;
+  while (waitpid(child, &status, 0) < 0 && errno == EINTR) {
+  }
+  ESPALIER_CHECK(status == 0, "{}: {} ended with the status {}; what it says stands above", command.name,
+                 process.argv()[0], status);
+  return output;
 }
 
 Command command_of(const PythonCommand& python) {
@@ -81,6 +174,10 @@ Command command_of(const PythonCommand& python) {
 }
 
 }  // namespace
+
+std::string page_by_python(const std::string& data) {
+  return output_of_python({"inspect", "", {"-m", "espalier.page"}, "numpy"}, data);
+}
 
 Command prepare_command() {
   return command_of(

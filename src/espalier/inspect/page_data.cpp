@@ -1,14 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "espalier/inspect/page/tree.h"
+#include "espalier/inspect/page_data.h"
+
+#include <nlohmann/json.hpp>
 
 #include <algorithm>
 #include <numeric>
+#include <span>
 #include <string>
 #include <string_view>
 #include <utility>
+#include <vector>
 
 #include "espalier/base/check.h"
-#include "espalier/inspect/page/text.h"
+#include "espalier/inspect/chat_roles.h"
 
 namespace espalier {
 namespace {
@@ -16,8 +20,9 @@ namespace {
 using Json = nlohmann::ordered_json;
 
 // The first words of every node are included first, then whole nodes up to the size limits.
-constexpr int64_t kFirstTokens = 24, kAllFirstBytes = 4 << 20, kAllTextBytes = 24 << 20;
-constexpr int64_t kAllNameBytes = 4 << 20;
+constexpr int64_t kOpeningTokens = 24, kAllFirstBytes = 4 << 20, kAllTextBytes = 24 << 20;
+// The page shows the first bytes of a name.
+constexpr int64_t kNameBytes = 120, kAllNameBytes = 4 << 20;
 
 std::string base64(std::string_view bytes) {
   static constexpr std::string_view kDigits =
@@ -76,6 +81,31 @@ std::vector<int64_t> trained_tokens(const Trajectories& trajectories, const Fore
   return counts;
 }
 
+/// The nodes of a forest that a page holds.
+struct PageNodes {
+  std::vector<int64_t> nodes;  // forest nodes, in preorder
+  std::vector<int64_t> index;  // [num_nodes] index in `nodes` of every forest node; -1 if omitted
+};
+
+/// The kMostPageNodes nodes with the largest subtrees, and with each node its ancestors: a subtree is never
+/// larger than its parent's, and of equal ones the earlier is kept.
+PageNodes nodes_of(const Forest& forest) {
+  PageNodes held;
+  held.nodes.resize(forest.num_nodes());
+  std::iota(held.nodes.begin(), held.nodes.end(), 0);
+  if (forest.num_nodes() > kMostPageNodes) {
+    const std::vector<int64_t> weights = subtree_tokens(forest);
+    std::nth_element(
+        held.nodes.begin(), held.nodes.begin() + kMostPageNodes, held.nodes.end(),
+        [&](int64_t a, int64_t b) { return weights[a] != weights[b] ? weights[a] > weights[b] : a < b; });
+    held.nodes.resize(kMostPageNodes);
+    std::sort(held.nodes.begin(), held.nodes.end());
+  }
+  held.index.assign(forest.num_nodes(), -1);
+  for (int64_t k = 0; k < std::ssize(held.nodes); ++k) held.index[held.nodes[k]] = k;
+  return held;
+}
+
 std::span<const int32_t> tokens_of(const Forest& forest, int64_t n) {
   return std::span(forest.tokens).subspan(forest.node_begin[n], forest.node_size(n));
 }
@@ -103,11 +133,21 @@ std::vector<int64_t> tokens_with_text(const Forest& forest, const std::vector<in
       tokens[k] = std::ssize(ids);
       all_left -= all;
     } else if (first_left > 0) {
-      tokens[k] = std::min(kFirstTokens, std::ssize(ids));
+      tokens[k] = std::min(kOpeningTokens, std::ssize(ids));
       first_left -= bytes_of(ids.first(tokens[k]));
     }
   }
   return tokens;
+}
+
+/// The messages of tokens; without a vocabulary one message of their ids with unknown role.
+std::vector<Message> messages_in(const Vocabulary* vocabulary, std::span<const int32_t> tokens,
+                                 ChatState* state) {
+  if (tokens.empty()) return {};
+  if (vocabulary == nullptr) return {{.text = snippet(nullptr, tokens)}};
+  std::string bytes;
+  for (const int32_t token : tokens) bytes += vocabulary->bytes(token);
+  return messages_of(bytes, state);
 }
 
 /// The columns and texts that come from decoded tokens.
@@ -145,9 +185,9 @@ class Speech {
     shown_.add(tokens);
     Json parts = Json::array();
     for (const Message& message :
-         messages_of(vocabulary_, tokens_of(forest_, node).first(static_cast<size_t>(tokens)), &state)) {
+         messages_in(vocabulary_, tokens_of(forest_, node).first(static_cast<size_t>(tokens)), &state)) {
       parts.push_back(static_cast<int>(message.role));
-      parts.push_back(visible(message.text));
+      parts.push_back(message.text);
       parts.push_back(message.ended ? 1 : 0);
     }
     return parts;
@@ -157,7 +197,7 @@ class Speech {
   void add_spans(int64_t node, ChatState* state) {
     if (vocabulary_ == nullptr) return spans_.add(0);
     const auto ids = tokens_of(forest_, node);
-    const std::vector<Message> messages = messages_of(vocabulary_, ids, state);
+    const std::vector<Message> messages = messages_in(vocabulary_, ids, state);
     size_t at = 0, bytes = 0;
     int64_t spans = 0;
     for (size_t m = 0; m < messages.size(); ++m) {
@@ -186,8 +226,8 @@ Json names_of(const Trajectories& trajectories, const Forest& forest, const Page
   for (int64_t row = 0; row < trajectories.num_rows() && left > 0; ++row) {
     const int64_t k = held.index[forest.end_node[row]];
     if (k < 0) continue;
-    std::string name = visible(cut(valid_utf8(trajectories.name(row)), kNameBytes));
-    left -= std::ssize(name);
+    std::string name = valid_utf8(trajectories.name(row));
+    left -= std::min(std::ssize(name), kNameBytes);
     names[k].push_back(std::move(name));
   }
   return names;
@@ -266,27 +306,7 @@ void add_sizes(const PageContents& contents, const PageNodes& held, Json* column
               {"ends", end.text()}, {"trained", train.text()}, {"hidden", hide.text()}};
 }
 
-}  // namespace
-
-// A subtree is never larger than its parent's, and of equal ones the earlier is kept, so the ancestors of a
-// kept node are kept too.
-PageNodes PageNodes::of(const Forest& forest, int64_t most) {
-  PageNodes held;
-  held.nodes.resize(forest.num_nodes());
-  std::iota(held.nodes.begin(), held.nodes.end(), 0);
-  if (forest.num_nodes() > most) {
-    const std::vector<int64_t> weights = subtree_tokens(forest);
-    std::nth_element(
-        held.nodes.begin(), held.nodes.begin() + most, held.nodes.end(),
-        [&](int64_t a, int64_t b) { return weights[a] != weights[b] ? weights[a] > weights[b] : a < b; });
-    held.nodes.resize(most);
-    std::sort(held.nodes.begin(), held.nodes.end());
-  }
-  held.index.assign(forest.num_nodes(), -1);
-  for (int64_t k = 0; k < std::ssize(held.nodes); ++k) held.index[held.nodes[k]] = k;
-  return held;
-}
-
+/// The member "tree".
 Json tree_to_json(const PageContents& contents, const PageNodes& held) {
   Json tree = {
       {"nodes", held.nodes.size()}, {"of", contents.forest.num_nodes()}, {"columns", Json::object()}};
@@ -297,6 +317,66 @@ Json tree_to_json(const PageContents& contents, const PageNodes& held) {
   for (int i = 0; i < kNumCauses; ++i) tree["causes"].push_back(text_of(static_cast<Cause>(i)).word);
   tree["names"] = names_of(contents.trajectories, contents.forest, held);
   return tree;
+}
+
+Json messages_to_json(const std::vector<Message>& messages) {
+  Json json = Json::array();
+  for (const Message& message : messages) {
+    json.push_back({to_string(message.role), message.text, message.opened, message.ended});
+  }
+  return json;
+}
+
+Json messages_of_example(const SharingExample& example, const Vocabulary* vocabulary, const PageNodes& held) {
+  // Text before the place has the same role, unless there is a marker in between.
+  ChatState state;
+  std::vector<Message> before = messages_in(vocabulary, example.before, &state);
+  if (before.size() <= 1 && state.role == Role::kUnknown && !state.in_header) state.role = example.role;
+  if (before.size() == 1) before[0].role = state.role;
+  const auto side = [&](int64_t node, const std::vector<int32_t>& differing,
+                        const std::vector<int32_t>& after) {
+    ChatState here = state;
+    Json json = {{"node", held.index[node]}};
+    json["differing"] = messages_to_json(messages_in(vocabulary, differing, &here));
+    json["after"] = messages_to_json(messages_in(vocabulary, after, &here));
+    return json;
+  };
+  return {{"before", messages_to_json(before)},
+          {"left", side(example.left_node, example.left, example.left_after)},
+          {"right", side(example.right_node, example.right, example.right_after)}};
+}
+
+/// The member "examples".
+Json examples_to_json(const PageContents& contents, const PageNodes& held) {
+  Json json = Json::array();
+  for (const CauseReport& cause : contents.report.sharing.causes) {
+    if (cause.divergences == 0) continue;  // as in the report
+    json.push_back(Json::array());
+    for (const SharingExample& example : cause.examples) {
+      json.back().push_back(messages_of_example(example, contents.vocabulary, held));
+    }
+  }
+  return json;
+}
+
+Json gains_to_json(const Gains& gains) {
+  Json json = Json::array();
+  for (const GainFigure& figure : gain_figures(gains)) {
+    json.push_back({{"gain", figure.gain}, {"over", figure.over}, {"meaning", figure.meaning}});
+  }
+  return json;
+}
+
+}  // namespace
+
+std::string page_data(const PageContents& contents) {
+  const PageNodes held = nodes_of(contents.forest);
+  return Json{{"title", contents.title},
+              {"report", to_json(contents.report, contents.trajectories, contents.vocabulary)},
+              {"gains", gains_to_json(contents.report.gains)},
+              {"examples", examples_to_json(contents, held)},
+              {"tree", tree_to_json(contents, held)}}
+      .dump();
 }
 
 }  // namespace espalier

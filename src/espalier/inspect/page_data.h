@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// The page that `inspect --html` writes.
+// What the page of `inspect --html` shows, for the Python package, which makes the page
+// (python/espalier/page).
 #pragma once
 
+#include <cstdint>
 #include <string>
-#include <string_view>
 
 #include "espalier/data/trajectories.h"
 #include "espalier/data/vocabulary.h"
@@ -16,18 +17,22 @@ namespace espalier {
 inline constexpr int64_t kMostPageNodes = 200'000;
 
 struct PageContents {
-  std::string file;  // name of the data
+  std::string title;  // valid UTF-8
   const InspectReport& report;
   const Trajectories& trajectories;
   const Forest& forest;  // of all rows of `trajectories`
   const Vocabulary* vocabulary = nullptr;
 };
 
-/// One self-contained HTML page. Verdict, gains, totals and lost sharing are HTML; the script draws the chart
-/// of the forest, search and distributions from one JSON script element with id "data":
-///   file, report (see report.h),
-///   tree: {nodes, of, columns, num_spans, span_columns, roles, causes, texts, names}
-/// `columns` holds base64 of LEB128 numbers, one per node in preorder:
+/// JSON with title, report (see report.h), gains (gain_figures), examples and tree. Texts are valid UTF-8 and
+/// may have any characters.
+///
+/// `examples` has for each cause of the report a list of the messages of its examples: before, left and
+/// right, of which each has the messages differing and after, and node, -1 if the page does not hold it. A
+/// message is [role, text, whether it begins here, whether it ends here].
+///
+/// `tree` has {nodes, of, columns, num_spans, span_columns, roles, causes, texts, names}. `columns` holds
+/// base64 of LEB128 numbers, one per node in preorder:
 ///   up            levels from the preceding node up to the parent, 0: the preceding node is the parent
 ///   size, multiplicity
 ///   ends          trajectories that end there
@@ -40,12 +45,7 @@ struct PageContents {
 ///   spans         how many of the spans are this node's
 /// `span_columns` has the role (an index of `roles`) and the size in tokens of each span, in order; without a
 /// vocabulary it is empty. `texts` has for each node a flat list of role, text, and whether the message ends
-/// (0 or 1); `names` a list of the trajectories that end there. The total size of each is limited. Texts and
-/// names have passed visible() (text.h).
-std::string inspect_page(const PageContents& contents);
-
-/// The page without its data, in whose slots, such as {{data}}, that is put: page.html, page.css and the
-/// scripts of this folder, joined by CMake.
-extern const std::string_view kInspectPage;
+/// (0 or 1); `names` a list of the trajectories that end there. The total size of each is limited.
+std::string page_data(const PageContents& contents);
 
 }  // namespace espalier
