@@ -8,9 +8,11 @@ if __name__ == "__main__":  # the program that waits for the page reports both
         _signal.signal(_signal.SIGINT, _signal.SIG_DFL)
     _signal.signal(_signal.SIGPIPE, _signal.SIG_DFL)
 
+import gc
 import sys
 
 from .render import page_of
 
 if __name__ == "__main__":
+    gc.disable()  # millions of lists, of which all stay
     sys.stdout.buffer.write(page_of(sys.stdin.buffer.read()).encode())

@@ -12,7 +12,8 @@ from typing import Any
 
 from .lost import lost_html
 from .summary import summary_html
-from .text import NAME_BYTES, cut, html, visible
+from .text import html, visible
+from .tree import tree_of
 
 _FOLDER = Path(__file__).parent
 _SCRIPTS = ("tree.js", "view.js", "chart.js", "panel.js", "search.js", "distributions.js", "page.js")  # they become one
@@ -21,9 +22,7 @@ _SCRIPTS = ("tree.js", "view.js", "chart.js", "panel.js", "search.js", "distribu
 def page_of(data: str | bytes) -> str:
     """The page of the library's page_data, as text."""
     told = json.loads(data)
-    report, tree = told["report"], told["tree"]
-    tree["texts"] = [[visible(part) if isinstance(part, str) else part for part in parts] for parts in tree["texts"]]
-    tree["names"] = [[visible(cut(name, NAME_BYTES)) for name in names] for names in tree["names"]]
+    report, tree = told["report"], tree_of(told.pop("tree"))
     parts = {
         "title": html(told["title"]),
         "css": _part("page.css"),

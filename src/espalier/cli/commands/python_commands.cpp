@@ -13,9 +13,9 @@
 #include <cstring>
 #include <filesystem>
 #include <memory>
-#include <utility>
 
 #include "espalier/base/check.h"
+#include "espalier/base/file.h"
 #include "espalier/cli/commands/commands.h"
 #include "espalier/cli/print/command_text.h"
 #include "espalier/cli/signals.h"
@@ -47,112 +47,37 @@ struct PythonCommand {
   std::string package;             // which it requires
 };
 
-/// What an interpreter is started with, as execvp and posix_spawnp take it.
-class PythonProcess {
- public:
-  /// Sets PYTHONPATH, too.
-  PythonProcess(const PythonCommand& command, const std::vector<std::string>& args) : command_(command) {
-    std::string path = python_folder(command.name);
-    if (const char* before = std::getenv("PYTHONPATH"); before != nullptr && *before != '\0') {
-      path += std::string(":") + before;
-    }
-    setenv("PYTHONPATH", path.c_str(), 1);
-    words_.push_back(python_interpreter());
-    words_.insert(words_.end(), command.words.begin(), command.words.end());
-    words_.insert(words_.end(), args.begin(), args.end());
-    for (std::string& word : words_) argv_.push_back(word.data());
-    argv_.push_back(nullptr);
+/// The interpreter and its arguments. Sets PYTHONPATH.
+std::vector<std::string> words_of(const PythonCommand& command, const std::vector<std::string>& args) {
+  std::string path = python_folder(command.name);
+  if (const char* before = std::getenv("PYTHONPATH"); before != nullptr && *before != '\0') {
+    path += std::string(":") + before;
   }
-  PythonProcess(const PythonProcess&) = delete;
-  PythonProcess& operator=(const PythonProcess&) = delete;
+  setenv("PYTHONPATH", path.c_str(), 1);
+  std::vector<std::string> words{python_interpreter()};
+  words.insert(words.end(), command.words.begin(), command.words.end());
+  words.insert(words.end(), args.begin(), args.end());
+  return words;
+}
 
-  char* const* argv() const { return argv_.data(); }
+std::vector<char*> argv_of(std::vector<std::string>* words) {
+  std::vector<char*> argv;
+  for (std::string& word : *words) argv.push_back(word.data());
+  argv.push_back(nullptr);
+  return argv;
+}
 
-  [[noreturn]] void cannot_start(int error) const {
-    throw InputError(
-        fmt::format("{}: cannot start {}: {}; set ESPALIER_PYTHON to a Python that has the package {}",
-                    command_.name, words_[0], std::strerror(error), command_.package));
-  }
-
- private:
-  PythonCommand command_;
-  std::vector<std::string> words_;
-  std::vector<char*> argv_;
-};
+[[noreturn]] void cannot_start(const PythonCommand& command, const std::string& python, int error) {
+  throw InputError(
+      fmt::format("{}: cannot start {}: {}; set ESPALIER_PYTHON to a Python that has the package {}",
+                  command.name, python, std::strerror(error), command.package));
+}
 
 [[noreturn]] void exec_python(const PythonCommand& command, const std::vector<std::string>& args) {
-  const PythonProcess process(command, args);
+  std::vector<std::string> words = words_of(command, args);
   restore_signals();
-  execvp(process.argv()[0], process.argv());
-  process.cannot_start(errno);
-}
-
-struct Pipe {
-  int reading = -1, writing = -1;
-
-  Pipe() {
-    int ends[2];
-    const bool is_made = pipe2(ends, O_CLOEXEC) == 0;
-    ESPALIER_ASSERT(is_made);
-    reading = ends[0];
-    writing = ends[1];
-  }
-  ~Pipe() {
-    close_end(&reading);
-    close_end(&writing);
-  }
-  Pipe(const Pipe&) = delete;
-  Pipe& operator=(const Pipe&) = delete;
-
-  static void close_end(int* end) {
-    if (*end >= 0) ::close(std::exchange(*end, -1));
-  }
-};
-
-/// Writes all of `text`, unless the reader goes away.
-void write_to(int descriptor, std::string_view text) {
-  while (!text.empty()) {
-    const ssize_t written = ::write(descriptor, text.data(), text.size());
-    if (written < 0 && errno == EINTR) continue;
-    if (written < 0) return;
-    text.remove_prefix(static_cast<size_t>(written));
-  }
-}
-
-std::string read_all(int descriptor) {
-  std::string text;
-  std::vector<char> part(1 << 16);
-  for (ssize_t count = 1; count != 0;) {
-    count = ::read(descriptor, part.data(), part.size());
-    if (count < 0 && errno != EINTR) break;
-    if (count > 0) text.append(part.data(), static_cast<size_t>(count));
-  }
-  return text;
-}
-
-/// The standard output of a Python that gets `input` as its standard input, and reads it before it writes.
-std::string output_of_python(const PythonCommand& command, std::string_view input) {
-  const PythonProcess process(command, {});
-  Pipe to, from;
-  posix_spawn_file_actions_t actions;
-  posix_spawn_file_actions_init(&actions);
-  posix_spawn_file_actions_adddup2(&actions, to.reading, STDIN_FILENO);
-  posix_spawn_file_actions_adddup2(&actions, from.writing, STDOUT_FILENO);
-  pid_t child = -1;
-  const int error = posix_spawnp(&child, process.argv()[0], &actions, nullptr, process.argv(), environ);
-  posix_spawn_file_actions_destroy(&actions);
-  if (error != 0) process.cannot_start(error);
-  Pipe::close_end(&to.reading);
-  Pipe::close_end(&from.writing);
-  write_to(to.writing, input);
-  Pipe::close_end(&to.writing);
-  std::string output = read_all(from.reading);
-  int status = 0;
-  while (waitpid(child, &status, 0) < 0 && errno == EINTR) {
-  }
-  ESPALIER_CHECK(status == 0, "{}: {} ended with the status {}; what it says stands above", command.name,
-                 process.argv()[0], status);
-  return output;
+  execvp(words[0].c_str(), argv_of(&words).data());
+  cannot_start(command, words[0], errno);
 }
 
 Command command_of(const PythonCommand& python) {
@@ -175,8 +100,37 @@ Command command_of(const PythonCommand& python) {
 
 }  // namespace
 
-std::string page_by_python(const std::string& data) {
-  return output_of_python({"inspect", "", {"-m", "espalier.page"}, "numpy"}, data);
+std::string page_by_python(std::string_view data) {
+  const PythonCommand command{"inspect", "", {"-m", "espalier.page"}, "numpy"};
+  std::vector<std::string> words = words_of(command, {});
+  int to[2], from[2];
+  const bool are_made = pipe2(to, O_CLOEXEC) == 0 && pipe2(from, O_CLOEXEC) == 0;
+  ESPALIER_ASSERT(are_made);
+  posix_spawn_file_actions_t actions;
+  posix_spawn_file_actions_init(&actions);
+  posix_spawn_file_actions_adddup2(&actions, to[0], STDIN_FILENO);
+  posix_spawn_file_actions_adddup2(&actions, from[1], STDOUT_FILENO);
+  pid_t child = -1;
+  const int error =
+      posix_spawnp(&child, words[0].c_str(), &actions, nullptr, argv_of(&words).data(), environ);
+  posix_spawn_file_actions_destroy(&actions);
+  if (error != 0) cannot_start(command, words[0], error);
+  close(to[0]);
+  close(from[1]);
+  // Python reads all of it before it writes.
+  while (!data.empty()) {
+    const ssize_t written = write(to[1], data.data(), data.size());
+    if (written < 0) break;  // the reader has gone away, as its status says
+    data.remove_prefix(static_cast<size_t>(written));
+  }
+  close(to[1]);
+  std::string output = read_text(fmt::format("/proc/self/fd/{}", from[0]));
+  close(from[0]);
+  int status = -1;
+  waitpid(child, &status, 0);
+  ESPALIER_CHECK(status == 0, "{}: {} ended with the status {}; what it says stands above", command.name,
+                 words[0], status);
+  return output;
 }
 
 Command prepare_command() {
