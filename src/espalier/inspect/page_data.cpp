@@ -58,11 +58,9 @@ PageNodes nodes_of(const Forest& forest) {
   held.nodes.resize(forest.num_nodes());
   std::iota(held.nodes.begin(), held.nodes.end(), 0);
   if (forest.num_nodes() > kMostPageNodes) {
+    const auto rank = [&](int64_t n) { return std::pair(-subtree_tokens(forest, n), n); };
     std::nth_element(held.nodes.begin(), held.nodes.begin() + kMostPageNodes, held.nodes.end(),
-                     [&](int64_t a, int64_t b) {
-                       const int64_t left = subtree_tokens(forest, a), right = subtree_tokens(forest, b);
-                       return left != right ? left > right : a < b;
-                     });
+                     [&](int64_t a, int64_t b) { return rank(a) < rank(b); });
     held.nodes.resize(kMostPageNodes);
     std::sort(held.nodes.begin(), held.nodes.end());
   }
@@ -137,20 +135,17 @@ Json spans_of(std::span<const int32_t> ids, const std::vector<Message>& messages
 }
 
 /// The members of the tree that come from decoded tokens.
-void add_speech(const Forest& forest, const std::vector<int64_t>& nodes, const Vocabulary& vocabulary,
-                Json* tree) {
-  const std::vector<int64_t> shown = tokens_with_text(forest, nodes, vocabulary);
+void add_speech(const Forest& forest, const PageNodes& held, const Vocabulary& vocabulary, Json* tree) {
+  const std::vector<int64_t> shown = tokens_with_text(forest, held.nodes, vocabulary);
   Json texts = Json::array(), spans = Json::array();
-  // The chat's state at the end of each node on the path to the current one.
-  std::vector<std::pair<int64_t, ChatState>> path;
-  for (size_t k = 0; k < nodes.size(); ++k) {
-    while (!path.empty() && path.back().first != forest.parent[nodes[k]]) path.pop_back();
-    ChatState before = path.empty() ? ChatState() : path.back().second, state = before;
-    const auto ids = tokens_of(forest, nodes[k]);
-    const auto some = ids.first(static_cast<size_t>(shown[k]));
-    texts.push_back(messages_to_json(messages_in(&vocabulary, some, &before)));
-    spans.push_back(spans_of(ids, messages_in(&vocabulary, ids, &state), vocabulary));
-    path.emplace_back(nodes[k], std::move(state));
+  std::vector<ChatState> states(held.nodes.size());  // at the end of each node
+  for (size_t k = 0; k < held.nodes.size(); ++k) {
+    const int64_t parent = forest.parent[held.nodes[k]];
+    ChatState before = parent < 0 ? ChatState() : states[held.index[parent]];
+    states[k] = before;
+    const auto ids = tokens_of(forest, held.nodes[k]);
+    texts.push_back(messages_to_json(messages_in(&vocabulary, ids.first(shown[k]), &before)));
+    spans.push_back(spans_of(ids, messages_in(&vocabulary, ids, &states[k]), vocabulary));
   }
   (*tree)["columns"]["shown"] = shown;
   (*tree)["texts"] = std::move(texts);
@@ -201,11 +196,11 @@ std::vector<NodeLoss> losses_of(const PageContents& contents, const PageNodes& h
 /// The member "tree".
 Json tree_to_json(const PageContents& contents, const PageNodes& held) {
   const Forest& forest = contents.forest;
-  Json columns = Json::object();
+  Json tree = {{"of", forest.num_nodes()}, {"names", names_of(contents.trajectories, forest, held)}};
   const auto add = [&](const char* name, auto value) {
     std::vector<int64_t> column;
     for (const int64_t n : held.nodes) column.push_back(value(n));
-    columns[name] = std::move(column);
+    tree["columns"][name] = std::move(column);
   };
   const std::vector<int64_t> trained = trained_tokens(contents.trajectories, forest);
   std::vector<int64_t> ends(forest.num_nodes(), 0);
@@ -222,10 +217,8 @@ Json tree_to_json(const PageContents& contents, const PageNodes& held) {
   add("other", [&](int64_t n) { return loss(n).other; });
   add("lost_begin", [&](int64_t n) { return loss(n).begin; });
   add("lost", [&](int64_t n) { return loss(n).end - loss(n).begin; });
-  Json tree = {{"of", forest.num_nodes()}, {"columns", std::move(columns)}, {"causes", Json::array()}};
   for (int i = 0; i < kNumCauses; ++i) tree["causes"].push_back(text_of(static_cast<Cause>(i)).word);
-  tree["names"] = names_of(contents.trajectories, forest, held);
-  if (contents.vocabulary != nullptr) add_speech(forest, held.nodes, *contents.vocabulary, &tree);
+  if (contents.vocabulary != nullptr) add_speech(forest, held, *contents.vocabulary, &tree);
   return tree;
 }
 
@@ -235,8 +228,7 @@ Json messages_of_example(const SharingExample& example, const Vocabulary* vocabu
   std::vector<Message> before = messages_in(vocabulary, example.before, &state);
   if (before.size() <= 1 && state.role == Role::kUnknown && !state.in_header) state.role = example.role;
   if (before.size() == 1) before[0].role = state.role;
-  const auto side = [&](int64_t node, const std::vector<int32_t>& differing,
-                        const std::vector<int32_t>& after) {
+  const auto side = [&](int64_t node, const auto& differing, const auto& after) {
     ChatState here = state;
     Json json = {{"node", held.index[node]}};
     json["differing"] = messages_to_json(messages_in(vocabulary, differing, &here));
