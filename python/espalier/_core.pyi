@@ -632,8 +632,8 @@ class RowsReport:
     def text(self) -> str:
         """The output of `espalier inspect`."""
 
-    def page(self, title: str) -> str:
-        """The page of `espalier inspect --html`."""
+    def page_data(self, title: str) -> str:
+        """What espalier.page makes the page of `espalier inspect --html` of."""
 
 def inspect(trajectories: Trajectories, tokenizer_json: str | os.PathLike | None = None) -> RowsReport:
     """Implements espalier.inspect."""

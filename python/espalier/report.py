@@ -12,6 +12,7 @@ from typing import Any
 
 from .errors import InputError, python_names
 from .native import core
+from .page.render import page_of
 from .rows.files import Trajectories, read, trajectories
 from .rows.sequences import Row
 from .trees import Forest
@@ -59,7 +60,7 @@ class Report:
             >>> espalier.inspect([[5, 6, 7, 8], [5, 6, 9]]).html().startswith("<!DOCTYPE html>")
             True
         """
-        return self._found.page(self._title)
+        return page_of(self._found.page_data(self._title))
 
     def __str__(self) -> str:
         return python_names(self._found.text())
@@ -69,7 +70,7 @@ class Report:
 
     def __reduce__(self) -> tuple[Any, ...]:
         found = self._found
-        return Report, (_Found(found.forest, found.json(), found.text(), found.page(self._title)), self._title)
+        return Report, (_Found(found.forest, found.json(), found.text(), found.page_data(self._title)), self._title)
 
     def _repr_html_(self) -> str:
         return f'<iframe srcdoc="{html.escape(self.html())}" width="100%" height="720" style="border: 0"></iframe>'
@@ -82,7 +83,7 @@ class _Found:
     forest: Forest
     _json: str
     _text: str
-    _page: str
+    _page_data: str
 
     def json(self) -> str:
         return self._json
@@ -90,8 +91,8 @@ class _Found:
     def text(self) -> str:
         return self._text
 
-    def page(self, _title: str) -> str:
-        return self._page
+    def page_data(self, _title: str) -> str:
+        return self._page_data
 
 
 def inspect(rows: str | os.PathLike[str] | Trajectories | Mapping[str, Any] | Iterable[Row | str | os.PathLike[str]], *,

@@ -2,6 +2,7 @@
 """What `inspect` says of rows, as text, as JSON and as a page."""
 
 import base64
+import html
 import json
 import re
 from html.parser import HTMLParser
@@ -9,6 +10,8 @@ from html.parser import HTMLParser
 import pytest
 
 from conftest import REPOSITORY, seed_of
+from espalier.page.text import html as page_html
+from espalier.page.text import messages_html, visible
 
 CHAT = "<|im_start|>user\nWhere is my parcel? </script><b>&amp;</b><|im_end|>\n<|im_start|>assistant\n"
 
@@ -253,6 +256,27 @@ def test_one_thing_is_said_in_the_singular(espalier, model, tmp_path, lost, word
         assert words in output and not re.search(r"\b1 (equal )?(tokens|places|trajectories|nodes|trees)\b", output)
 
 
+def test_long_names_are_cut_between_characters(espalier, tmp_path):
+    names = ["a" * 120, "a" * 119 + "é", "é" * 60 + "x", "a\u202e" * 100]
+    rows = [{"input_ids": [1, 2], "trajectory_id": name} for name in names]
+    path = tmp_path / "rows.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    shown = [names[0], "a" * 119 + "…", "é" * 60 + "…", "a\\u202E" * 30 + "…"]
+    assert Page(inspect(espalier, tmp_path, "--data", path)[1]).data()["tree"]["names"] == [shown]
+
+
+def test_text_of_pages_is_escaped():
+    for mark in "\u202a\u202e\u2066\u2069\u200e\u200f\u061c\u200b\u00ad\u3164\u2028\ufeff\x1b\x7f\x9b\U000e0041":
+        assert visible(f"a{mark}b") in {f"a\\x{ord(mark):02X}b", f"a\\u{ord(mark):04X}b", f"a\\U{ord(mark):08X}b"}
+    assert visible("a\tb\nc\r\x01") == "a\tb\nc\\r\\x01" and visible("\t") == "\t"
+    assert visible("\u05e9\u05dc \u0645 café \u200d\u200c") == "\u05e9\u05dc \u0645 café \u200d\u200c", "letters and joiners stay"
+    assert html.unescape(escaped := page_html("<a href='x' b=\"y\">&\u202e")) == "<a href='x' b=\"y\">&\\u202E"
+    assert not set("<>\"'") & set(escaped)
+    said = messages_html([("user", "<script>", True, False), ("user", "on", False, True), ("unknown", "x", True, False)])
+    assert "<script" not in said and said.count('<b class="role">user</b>') == 1, "a label stands where a message begins"
+    assert said.count('class="end"') == 1 and "unknown</b>" not in said
+
+
 def causes(report):
     return {cause["cause"]: cause for cause in report["sharing"]["causes"]}
 
@@ -318,3 +342,14 @@ def test_a_failing_run_leaves_the_page_that_was_there(espalier, tmp_path):
     failed = espalier("inspect", "--data", data, "--html", tmp_path / "no/such/page.html", check=False)
     read, error = failed.stderr.splitlines()
     assert failed.returncode == 1 and read.startswith(f"{data}: 1 trajectory") and "no/such" in error
+
+
+def test_a_python_that_fails_leaves_the_page_that_was_there(espalier, tmp_path):
+    out, data = tmp_path / "page.html", tmp_path / "rows.jsonl"
+    out.write_text("precious")
+    data.write_text('{"input_ids": [1, 2]}\n')
+    for python, words in [("/bin/false", "inspect: /bin/false ended with the status"),
+                          ("/none/python3", "inspect: cannot start /none/python3: No such file or directory; set ESPALIER_PYTHON to")]:
+        failed = espalier("inspect", "--data", data, "--html", out, check=False, variables={"ESPALIER_PYTHON": python})
+        assert (failed.returncode, failed.stdout) == (1, "") and words in failed.stderr, failed
+        assert out.read_text() == "precious" and sorted(tmp_path.iterdir()) == [out, data]

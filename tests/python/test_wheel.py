@@ -69,7 +69,7 @@ def test_the_wheel_has_the_package_and_little_else(wheel):
     assert wheel.name.startswith(f"espalier_train-{version}-cp3") and wheel.stat().st_size < 5_000_000
     names = set(zipfile.ZipFile(wheel).namelist())
     package = REPOSITORY / "python"
-    python = {str(path.relative_to(package)) for ending in ("py", "pyi") for path in package.rglob(f"*.{ending}")}
+    python = {str(path.relative_to(package)) for ending in ("py", "pyi", "html", "css", "js") for path in package.rglob(f"*.{ending}")}
     assert python <= names and "espalier/py.typed" in names and "espalier/_core.pyi" in names
     rest = {name for name in names - python if not name.endswith((".py", ".pyi")) and ".dist-info/" not in name}
     assert {re.sub(r"\.(cpython|abi3|so)\b.*", "", name) for name in rest} <= {

@@ -17,7 +17,7 @@ def clipped(text, limit=300):
     return text if len(text) <= limit else text[:limit] + "..."
 
 
-def count_of(count, singular, plural=None):
+def count_of(count: int, singular: str, plural: str | None = None) -> str:
     """"1 turn", "2,000 turns"."""
     return f"{count:,} {singular if count == 1 else plural or singular + 's'}"
 

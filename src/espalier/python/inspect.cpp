@@ -10,7 +10,7 @@
 
 #include "espalier/base/mapped_file_guard.h"
 #include "espalier/data/vocabulary.h"
-#include "espalier/inspect/page/page.h"
+#include "espalier/inspect/page_data.h"
 #include "espalier/inspect/report.h"
 #include "espalier/python/arrays.h"
 #include "espalier/python/bindings.h"
@@ -81,12 +81,12 @@ void bind_inspect(nb::module_& module) {
           },
           nb::call_guard<nb::gil_scoped_release>(), "The output of `espalier inspect`.")
       .def(
-          "page",
+          "page_data",
           [](const RowsReport& self, const std::string& title) {
-            return inspect_page({title, self.report, self.trajectories, self.forest, self.known()});
+            return page_data({title, self.report, self.trajectories, self.forest, self.known()});
           },
           nb::arg("title"), nb::call_guard<nb::gil_scoped_release>(),
-          "The page of `espalier inspect --html`.");
+          "What espalier.page makes the page of `espalier inspect --html` of.");
   module.def("inspect", &inspect, nb::arg("trajectories"), nb::arg("tokenizer_json") = nb::none(),
              "Implements espalier.inspect.");
 }

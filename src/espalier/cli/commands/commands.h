@@ -6,6 +6,7 @@
 #include <functional>
 #include <stdexcept>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "espalier/base/options.h"
@@ -49,6 +50,9 @@ struct Command {
 
 /// Appends all commands in the order of the help. `version` gives the text of --version.
 void add_all_commands(std::deque<Command>* all, const std::function<std::string()>& version);
+
+/// The page of `inspect --html`, which the Python package makes of page_data (inspect/page_data.h).
+std::string page_by_python(std::string_view data);
 
 Command bench_command();
 Command completion_command(const std::deque<Command>* all);

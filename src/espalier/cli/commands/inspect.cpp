@@ -15,7 +15,7 @@
 #include "espalier/cli/print/plan_summary.h"
 #include "espalier/config/config.h"
 #include "espalier/engine/step_cost.h"
-#include "espalier/inspect/page/page.h"
+#include "espalier/inspect/page_data.h"
 #include "espalier/inspect/report.h"
 #include "espalier/inspect/sharing.h"
 #include "espalier/plan/planner.h"
@@ -62,7 +62,8 @@ void run_inspect(const InspectArguments& flags) {
   options.vocabulary = vocabulary;
   report.sharing = analyse_sharing(trajectories, forest, options);
   if (!flags.html.empty()) {
-    write_text(flags.html, inspect_page({flags.data.title(), report, trajectories, forest, vocabulary}));
+    const std::string title = printable(flags.data.title());
+    write_text(flags.html, page_by_python(page_data({title, report, trajectories, forest, vocabulary})));
   }
   if (flags.json) {
     print_output("{}\n", to_json(report, trajectories, vocabulary).dump(2));

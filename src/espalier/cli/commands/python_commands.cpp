@@ -1,8 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // Commands that run the Python package, which has the tokenizers with their templates, the libraries that
-// read other trainers' files, the patches for other trainers, shell completion and the manual page. Also
-// commands on several processes, which are those of torchrun.
+// read other trainers' files, the patches for other trainers, shell completion, the manual page, and the page
+// of `inspect`. Also commands on several processes, which are those of torchrun.
+#include <fcntl.h>
+#include <spawn.h>
 #include <sys/mman.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -13,6 +16,7 @@
 #include <memory>
 
 #include "espalier/base/check.h"
+#include "espalier/base/file.h"
 #include "espalier/cli/commands/commands.h"
 #include "espalier/cli/print/command_text.h"
 #include "espalier/cli/signals.h"
@@ -44,24 +48,37 @@ struct PythonCommand {
   std::string package;             // which it requires
 };
 
-[[noreturn]] void exec_python(const PythonCommand& command, const std::vector<std::string>& args) {
-  const std::string python = python_interpreter();
+/// The interpreter and its arguments. Sets PYTHONPATH.
+std::vector<std::string> words_of(const PythonCommand& command, const std::vector<std::string>& args) {
   std::string path = python_folder(command.name);
   if (const char* before = std::getenv("PYTHONPATH"); before != nullptr && *before != '\0') {
     path += std::string(":") + before;
   }
   setenv("PYTHONPATH", path.c_str(), 1);
-  std::vector<std::string> words{python};
+  std::vector<std::string> words{python_interpreter()};
   words.insert(words.end(), command.words.begin(), command.words.end());
   words.insert(words.end(), args.begin(), args.end());
+  return words;
+}
+
+std::vector<char*> argv_of(std::vector<std::string>* words) {
   std::vector<char*> argv;
-  for (std::string& word : words) argv.push_back(word.data());
+  for (std::string& word : *words) argv.push_back(word.data());
   argv.push_back(nullptr);
-  restore_signals();
-  execvp(argv[0], argv.data());
+  return argv;
+}
+
+[[noreturn]] void cannot_start(const PythonCommand& command, const std::string& python, int error) {
   throw InputError(
       fmt::format("{}: cannot start {}: {}; set ESPALIER_PYTHON to a Python that has the package {}",
-                  command.name, python, std::strerror(errno), command.package));
+                  command.name, python, std::strerror(error), command.package));
+}
+
+[[noreturn]] void exec_python(const PythonCommand& command, const std::vector<std::string>& args) {
+  std::vector<std::string> words = words_of(command, args);
+  restore_signals();
+  execvp(words[0].c_str(), argv_of(&words).data());
+  cannot_start(command, words[0], errno);
 }
 
 Command command_of(const PythonCommand& python) {
@@ -95,6 +112,39 @@ void start_processes(int64_t processes, const std::string& command, std::vector<
                          std::to_string(processes), "-m", "espalier", command},
                .package = "torch"},
               arguments);
+}
+
+std::string page_by_python(std::string_view data) {
+  const PythonCommand command{"inspect", "", {"-m", "espalier.page"}, "numpy"};
+  std::vector<std::string> words = words_of(command, {});
+  int to[2], from[2];
+  const bool are_made = pipe2(to, O_CLOEXEC) == 0 && pipe2(from, O_CLOEXEC) == 0;
+  ESPALIER_ASSERT(are_made);
+  posix_spawn_file_actions_t actions;
+  posix_spawn_file_actions_init(&actions);
+  posix_spawn_file_actions_adddup2(&actions, to[0], STDIN_FILENO);
+  posix_spawn_file_actions_adddup2(&actions, from[1], STDOUT_FILENO);
+  pid_t child = -1;
+  const int error =
+      posix_spawnp(&child, words[0].c_str(), &actions, nullptr, argv_of(&words).data(), environ);
+  posix_spawn_file_actions_destroy(&actions);
+  if (error != 0) cannot_start(command, words[0], error);
+  close(to[0]);
+  close(from[1]);
+  // Python reads all of it before it writes.
+  while (!data.empty()) {
+    const ssize_t written = write(to[1], data.data(), data.size());
+    if (written < 0) break;  // the reader has gone away, as its status says
+    data.remove_prefix(static_cast<size_t>(written));
+  }
+  close(to[1]);
+  std::string output = read_text(fmt::format("/proc/self/fd/{}", from[0]));
+  close(from[0]);
+  int status = -1;
+  waitpid(child, &status, 0);
+  ESPALIER_CHECK(status == 0, "{}: {} ended with the status {}; what it says stands above", command.name,
+                 words[0], status);
+  return output;
 }
 
 Command prepare_command() {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "espalier/inspect/page/text.h"
+#include "espalier/inspect/chat_roles.h"
 
 #include <gtest/gtest.h>
 
@@ -61,28 +61,6 @@ TEST(Messages, GoOnAfterANode) {
 
 TEST(Messages, TextThatIsNotUtf8IsMadeValid) {
   EXPECT_EQ(said("<|im_start|>user\n\xC3<|im_end|>"), (Messages{{Role::kUser, "\xEF\xBF\xBD", true, true}}));
-}
-
-TEST(PageText, WhatCannotBeSeenIsWrittenOut) {
-  // U+202A to U+202E, U+2066 to U+2069, and the marks of direction.
-  for (const char* mark : {"\u202A", "\u202B", "\u202C", "\u202D", "\u202E", "\u2066", "\u2067", "\u2068",
-                           "\u2069", "\u200E", "\u200F", "\u061C", "\u200B", "\u00AD", "\u3164"}) {
-    const std::string shown = visible(std::string("a") + mark + "b");
-    EXPECT_EQ(shown.find(mark), std::string::npos) << shown;
-    EXPECT_EQ(shown.substr(0, 3), "a\\u") << shown;
-  }
-  EXPECT_EQ(visible("a\tb\nc\r\x01"), "a\tb\nc\\r\\x01");
-  EXPECT_EQ(visible("\t"), "\t");
-  EXPECT_EQ(visible("\u05E9\u05DC \u0645 caf\u00E9"), "\u05E9\u05DC \u0645 caf\u00E9") << "letters stay";
-}
-
-TEST(PageText, HtmlIsEscaped) {
-  EXPECT_EQ(html("<a href='x' b=\"y\">&\u202E"), "&lt;a href=&#39;x&#39; b=&quot;y&quot;&gt;&amp;\\u202E");
-  const std::string page = messages_html({{.role = Role::kUser, .text = "<script>", .opened = true}});
-  EXPECT_EQ(page.find("<script"), std::string::npos);
-  EXPECT_NE(page.find("<b class=\"role\">user</b>"), std::string::npos);
-  EXPECT_EQ(messages_html({{.role = Role::kUser, .text = "on"}}).find("class=\"role\""), std::string::npos)
-      << "a label stands where a message begins";
 }
 
 }  // namespace

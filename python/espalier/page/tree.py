@@ -1,0 +1,78 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The member "tree" of the page's data, from which the script draws: {nodes, of, columns, num_spans, span_columns, roles, causes,
+texts, names}.
+
+`columns` holds base64 of LEB128 numbers, one per node in preorder: those of the library (src/espalier/inspect/page_data.h), but
+for parent and subtree, and
+
+    up      levels from the preceding node up to the parent, 0: the preceding node is the parent
+    hidden  tree tokens of omitted branches below it
+    spans   how many of the spans are this node's
+
+`span_columns` has the role (an index of `roles`) and the size in tokens of each span, in order; without a vocabulary it is empty.
+`texts` has for each node a flat list of role, text, and whether the message ends (0 or 1); `names` a list of the trajectories
+that end there.
+"""
+
+import base64
+from collections.abc import Iterable
+from typing import Any
+
+from .text import NAME_BYTES, cut, visible
+
+ROLES = ("unknown", "system", "user", "assistant", "tool")
+_INDEX = {role: index for index, role in enumerate(ROLES)}
+
+
+def column(numbers: list[int]) -> str:
+    """Base64 of LEB128: seven bits per byte, lowest first; the eighth bit marks that more follow."""
+    if max(numbers, default=0) < 128:
+        return base64.b64encode(bytes(numbers)).decode()
+    coded = bytearray()
+    for number in numbers:
+        while number > 127:
+            coded.append(number & 127 | 128)
+            number >>= 7
+        coded.append(number)
+    return base64.b64encode(coded).decode()
+
+
+def tree_of(told: dict[str, Any]) -> dict[str, Any]:
+    """The tree as the script reads it, of the library's."""
+    columns: dict[str, list[int]] = told["columns"]
+    nodes = len(columns["size"])
+    spans = told.get("spans", [[]] * nodes)
+    columns["up"], columns["hidden"] = _ups_and_hidden(columns.pop("parent"), columns.pop("subtree"), columns["size"])
+    columns["spans"] = list(map(len, spans))
+    columns.setdefault("shown", [0] * nodes)
+    flat = [span for of_node in spans for span in of_node]
+    return {
+        "nodes": nodes,
+        "of": told["of"],
+        "columns": {name: column(numbers) for name, numbers in columns.items()},
+        "num_spans": len(flat),
+        "span_columns": {"role": column([_INDEX[role] for role, _ in flat]), "size": column([size for _, size in flat])},
+        "roles": ROLES,
+        "texts": [_flat(messages) for messages in told.get("texts", [[]] * nodes)],
+        "causes": told["causes"],
+        "names": [[visible(cut(name, NAME_BYTES)) for name in names] for names in told["names"]],
+    }
+
+
+def _flat(messages: Iterable[tuple[str, str, bool, bool]]) -> list[int | str]:
+    return [part for role, text, _, ended in messages for part in (_INDEX[role], visible(text), int(ended))]
+
+
+def _ups_and_hidden(parents: list[int], subtrees: list[int], sizes: list[int]) -> tuple[list[int], list[int]]:
+    depths: list[int] = []
+    ups, hidden, before = [], [0] * len(parents), -1
+    for node, (parent, subtree, size) in enumerate(zip(parents, subtrees, sizes, strict=True)):
+        depth = 0
+        hidden[node] += subtree - size
+        if parent >= 0:
+            depth = depths[parent] + 1
+            hidden[parent] -= subtree
+        ups.append(before + 1 - depth)
+        depths.append(depth)
+        before = depth
+    return ups, hidden
