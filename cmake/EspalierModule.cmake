@@ -78,9 +78,6 @@ function(espalier_flags target)
                                              -fno-omit-frame-pointer)
     target_link_options(${target} PUBLIC -fsanitize=${ESPALIER_SANITIZE})
   endif()
-  if(ESPALIER_FUZZ)  # counts which code an input reaches
-    target_compile_options(${target} PRIVATE -fsanitize=fuzzer-no-link)
-  endif()
 endfunction()
 
 # espalier_use_torch_pch(TARGET): a target that uses LibTorch. The precompiled header is built once, in target

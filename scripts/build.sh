@@ -18,6 +18,11 @@ jobs() {
   echo "${ESPALIER_JOBS:-$((cores < by_memory ? cores : by_memory))}"
 }
 
+# Two builds of one folder wait for each other.
+mkdir -p "$folder"
+exec {lock}>"$folder/.lock"
+flock "$lock"
+
 settings=()
 if [[ $preset == release || $preset == dev ]]; then
   settings+=("-DESPALIER_PYTHON=$(scripts/setup.sh --print-python)")
