@@ -487,27 +487,35 @@ void check_columns(const Trajectories& columns) {
     ESPALIER_CHECK(offsets[r] <= offsets[r + 1], "offsets: expected ascending values, received {} after {}",
                    offsets[r + 1], offsets[r]);
   }
-  const auto check_size = [](const char* name, int64_t size, int64_t expected) {
-    ESPALIER_CHECK(size == 0 || size == expected, "{}: expected {} entries, received {}", name, expected,
-                   size);
+  struct Size {
+    const char* name;
+    int64_t size, expected;
+  };
+  const auto check_size = [](const Size& column) {
+    ESPALIER_CHECK(column.size == 0 || column.size == column.expected, "{}: expected {} entries, received {}",
+                   column.name, column.expected, column.size);
   };
   ESPALIER_CHECK(columns.loss_weights.size() == tokens, "loss_weights: expected {} entries, received {}",
                  tokens, columns.loss_weights.size());
-  check_size("logprobs", columns.logprobs.values.size(), tokens);
-  check_size("ref_logprobs", columns.ref_logprobs.values.size(), tokens);
-  check_size("advantages", columns.advantages.values.size(), tokens);
-  check_size("reward", columns.reward.values.size(), rows);
-  check_size("chosen", columns.chosen.values.size(), rows);
-  check_size("turn_rewards.offsets", columns.turn_reward_offsets.size(),
-             columns.turn_rewards.empty() ? 0 : rows + 1);
-  check_size("turn_rewards", columns.turn_rewards.size(),
-             columns.turn_reward_offsets.empty() ? 0 : columns.turn_reward_offsets[rows]);
-  check_size("ref_topk_ids", columns.ref_topk_ids.size(), tokens * columns.ref_topk);
-  check_size("ref_topk_logprobs", columns.ref_topk_logprobs.size(), columns.ref_topk_ids.size());
-  check_size("trajectory_id", std::ssize(columns.trajectory_id), rows);
-  check_size("group_id", std::ssize(columns.group_id), rows);
-  check_size("pair_id", std::ssize(columns.pair_id), rows);
-  check_size("routed_experts", columns.routed_experts.size(), tokens * columns.routes_per_token);
+  for (const Size& column : {
+           Size{"logprobs", columns.logprobs.values.size(), tokens},
+           Size{"ref_logprobs", columns.ref_logprobs.values.size(), tokens},
+           Size{"advantages", columns.advantages.values.size(), tokens},
+           Size{"reward", columns.reward.values.size(), rows},
+           Size{"chosen", columns.chosen.values.size(), rows},
+           Size{"turn_rewards.offsets", columns.turn_reward_offsets.size(),
+                columns.turn_rewards.empty() ? 0 : rows + 1},
+           Size{"ref_topk_ids", columns.ref_topk_ids.size(), tokens * columns.ref_topk},
+           Size{"ref_topk_logprobs", columns.ref_topk_logprobs.size(), columns.ref_topk_ids.size()},
+           Size{"trajectory_id", std::ssize(columns.trajectory_id), rows},
+           Size{"group_id", std::ssize(columns.group_id), rows},
+           Size{"pair_id", std::ssize(columns.pair_id), rows},
+           Size{"routed_experts", columns.routed_experts.size(), tokens * columns.routes_per_token},
+       }) {
+    check_size(column);
+  }
+  check_size({"turn_rewards", columns.turn_rewards.size(),
+              columns.turn_reward_offsets.empty() ? 0 : columns.turn_reward_offsets[rows]});
   SecondNames names;
   names.mask_name = "loss_mask";
   names.logprobs_name = "logprobs";
