@@ -26,8 +26,8 @@ from .. import kept
 LIMIT_SECONDS = 600.0  # Triton, CUTLASS and TileLang compile meanwhile
 LONGER_SECONDS = {"ssm_scan": 1200.0}  # by operator: a dozen kernels, each tuned among up to eleven configurations
 TIMES = "attention times"
-LIBRARIES = ("nvidia-cudnn-frontend", "nvidia-cutlass-dsl", "flash-linear-attention", "fla-core", "flash-qla", "mamba-ssm",
-             "causal-conv1d", "triton")  # fmt: skip
+LIBRARIES = ("nvidia-cudnn-frontend", "nvidia-cutlass-dsl", "flash-linear-attention", "fla-core", "flash-qla", "tilelang",
+             "mamba-ssm", "causal-conv1d", "triton")  # fmt: skip
 
 
 class Finding(NamedTuple):
