@@ -199,6 +199,7 @@ Json tree_to_json(const PageContents& contents, const PageNodes& held) {
   Json tree = {{"of", forest.num_nodes()}, {"names", names_of(contents.trajectories, forest, held)}};
   const auto add = [&](const char* name, auto value) {
     std::vector<int64_t> column;
+    column.reserve(held.nodes.size());
     for (const int64_t n : held.nodes) column.push_back(value(n));
     tree["columns"][name] = std::move(column);
   };
