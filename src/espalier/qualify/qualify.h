@@ -38,7 +38,7 @@ struct Qualification {
   /// The command that checks a family and writes its finding (write_finding) to the file.
   std::function<std::vector<std::string>(const std::string& family, const std::filesystem::path& finding)>
       command{};
-  std::chrono::milliseconds limit{std::chrono::minutes(10)};  // a library compiles for two on an H200
+  std::chrono::milliseconds limit{std::chrono::minutes(10)};  // libraries compile meanwhile
   std::filesystem::path folder{};                             // of cached verdicts
   bool again = false;                                         // check even if verdicts are cached
   /// Called before families are checked, and if verdicts cannot be saved.
