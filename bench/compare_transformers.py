@@ -281,6 +281,15 @@ def markdown(columns, rows):
     return "\n".join(lines) + "\n"
 
 
+def publish(conditions, columns, rows, out):
+    """Prints a table under the machine, the commit, the conditions and the command; writes it to the file `out` too, unless None."""
+    command = shlex.join(["python", f"bench/{Path(sys.argv[0]).name}", *sys.argv[1:]])
+    text = f"{cpu_name()}. Commit {commit()}. {conditions}:\n\n    {command}\n\n{markdown(columns, rows)}"
+    if out:
+        out.write_text(text)
+    print(text, end="")
+
+
 def relative_difference(a, b):
     return f"{abs(a - b) / max(abs(a), abs(b)):.1e}"
 

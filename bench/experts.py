@@ -13,14 +13,12 @@ The goal is 0.8 of the dense model's speed where an expert has 64 tokens or more
 
 import argparse
 import json
-import shlex
 import statistics
 import sys
 import tempfile
 from pathlib import Path
 
-from commit import commit
-from compare_transformers import DataSet, Failure, chains, cpu_name, espalier_step, markdown, model_folder, say
+from compare_transformers import DataSet, Failure, chains, espalier_step, model_folder, publish, say
 from model_shapes import QWEN3, QWEN3_MOE
 
 GOAL, GOAL_TOKENS = 0.8, 64
@@ -76,11 +74,7 @@ def main():
     except Failure as failure:
         say(str(failure))
         return 1
-    command = shlex.join(["python", "bench/experts.py", *sys.argv[1:]])
-    text = f"{cpu_name()}. Commit {commit()}. One run, {args.rounds} rounds:\n\n    {command}\n\n{markdown(COLUMNS, rows)}"
-    if args.out:
-        args.out.write_text(text)
-    print(text, end="")
+    publish(f"One run, {args.rounds} rounds", COLUMNS, rows, args.out)
     return 0
 
 

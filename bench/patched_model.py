@@ -25,7 +25,6 @@ in the same rounds: the tree packing of TRL's AsyncGRPO on the same model (bench
 import argparse
 import itertools
 import json
-import shlex
 import statistics
 import subprocess
 import sys
@@ -35,15 +34,13 @@ from pathlib import Path
 
 import torch
 
-from commit import commit
 from compare_transformers import (
     DataSet,
     Failure,
     check_agreement,
-    cpu_name,
     espalier,
-    markdown,
     model_folder,
+    publish,
     random_data_set,
     say,
     trajectories_of,
@@ -287,12 +284,8 @@ def main():
             rows = list(rows_of(args, Path(scratch)))
         except Failure as failure:
             parser.exit(1, f"patched_model: {failure}\n")
-    columns = {name: (lambda row, name=name: row[name]) for name in rows[0]}
-    command = shlex.join(["python", "bench/patched_model.py", *sys.argv[1:]])
-    text = f"{cpu_name()}, {torch.get_num_threads()} threads. Commit {commit()}. {args.rounds} rounds in turns:\n\n    {command}\n\n{markdown(columns, rows)}"  # fmt: skip
-    if args.out:
-        args.out.write_text(text)
-    print(text, end="")
+    columns = {name: (lambda row, name=name: row.get(name, "-")) for name in rows[0]}
+    publish(f"{torch.get_num_threads()} threads, {args.rounds} rounds in turns", columns, rows, args.out)
     return 0
 
 

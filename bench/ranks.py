@@ -15,14 +15,12 @@ The goal is an efficiency of 0.9. Gradients go over Gloo on one machine: a figur
 import argparse
 import json
 import os
-import shlex
 import statistics
 import sys
 import tempfile
 from pathlib import Path
 
-from commit import commit
-from compare_transformers import Failure, cpu_name, espalier, markdown
+from compare_transformers import Failure, espalier, publish
 
 GOAL = 0.9
 TOLERANCE = 1e-4  # of losses in float32, relative
@@ -98,11 +96,7 @@ def main():
     except Failure as failure:
         print(f"ranks: {failure}", file=sys.stderr)
         return 1
-    command = shlex.join(["python", "bench/ranks.py", *sys.argv[1:]])
-    text = f"{cpu_name()}. Commit {commit()}. One run, {args.rounds} rounds:\n\n    {command}\n\n{markdown(COLUMNS, [rounds])}"
-    if args.out:
-        args.out.write_text(text)
-    print(text, end="")
+    publish(f"One run, {args.rounds} rounds", COLUMNS, [rounds], args.out)
     return 0
 
 

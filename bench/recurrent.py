@@ -17,7 +17,6 @@ the chunks of flat sequences begin from nothing, and an eighth end with a state 
 """
 
 import argparse
-import shlex
 import statistics
 import sys
 import time
@@ -27,8 +26,7 @@ import torch
 from transformers.models.mamba2.modeling_mamba2 import mamba2_chunk_scan
 from transformers.models.qwen3_next.modeling_qwen3_next import torch_chunk_gated_delta_rule
 
-from commit import commit
-from compare_transformers import REPOSITORY, cpu_name, markdown
+from compare_transformers import REPOSITORY, publish
 from gpu_measure import relative_distance
 
 FLAT_TOKENS = 512
@@ -206,12 +204,7 @@ def main():
     torch.ops.load_library(str(LIBRARY))
     rows = [row for kind in KINDS for dtype in args.dtypes.split(",") for row in rows_of(kind, dtype, args)]
     columns = {name: (lambda row, name=name: row[name]) for name in rows[0]}
-    command = shlex.join(["python", "bench/recurrent.py", *sys.argv[1:]])
-    text = (f"{cpu_name()}, {torch.get_num_threads()} threads. Commit {commit()}. {args.tokens} tokens, forward and backward,"
-            f" {args.rounds} rounds in turns:\n\n    {command}\n\n{markdown(columns, rows)}")  # fmt: skip
-    if args.out:
-        args.out.write_text(text)
-    print(text, end="")
+    publish(f"{torch.get_num_threads()} threads, {args.tokens} tokens, forward and backward, {args.rounds} rounds in turns", columns, rows, args.out)
     return 0
 
 
