@@ -105,6 +105,8 @@ def trajectories(rows: Trajectories | Mapping[str, Any] | Iterable[Row]) -> Traj
             what all rows have: loss_mask uint8 or bool [N] or loss_weights; logprobs, ref_logprobs and advantages [N], float32
             or float64; reward [R]; chosen [R]; trajectory_id, group_id and pair_id, lists of R texts; turn_rewards with
             "turn_rewards.offsets" int64 [R + 1]; ref_topk_ids int32 and ref_topk_logprobs [N, K]; routed_experts int32 [N, W].
+            Columns alone may have target_ids int32 [N]: what the term of a token predicts in place of that token, while
+            tokens after it still read the token. Rows of equal tokens and unlike targets are encoded once.
 
     Returns:
         The rows in order.
@@ -139,7 +141,8 @@ def trajectories(rows: Trajectories | Mapping[str, Any] | Iterable[Row]) -> Traj
 def _columns(columns: Mapping[str, Any]) -> dict[str, Any]:
     """The columns converted to exactly the types of the core."""
     types: dict[str, type[np.generic]] = {**_ARRAYS, "offsets": np.int64, "reward": np.float64, "chosen": np.uint8,
-             "turn_rewards.offsets": np.int64, **{name: dtype for name, (dtype, _) in _TOPK.items()}}  # fmt: skip
+             "turn_rewards.offsets": np.int64, "target_ids": np.int32,
+             **{name: dtype for name, (dtype, _) in _TOPK.items()}}  # fmt: skip
     found: dict[str, Any] = {}
     for name, value in columns.items():
         if name in _TEXTS:

@@ -505,6 +505,7 @@ void check_columns(const Trajectories& columns) {
            Size{"chosen", columns.chosen.values.size(), rows},
            Size{"turn_rewards.offsets", columns.turn_reward_offsets.size(),
                 columns.turn_rewards.empty() ? 0 : rows + 1},
+           Size{"target_ids", columns.target_ids.size(), tokens},
            Size{"ref_topk_ids", columns.ref_topk_ids.size(), tokens * columns.ref_topk},
            Size{"ref_topk_logprobs", columns.ref_topk_logprobs.size(), columns.ref_topk_ids.size()},
            Size{"trajectory_id", std::ssize(columns.trajectory_id), rows},

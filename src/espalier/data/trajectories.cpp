@@ -155,6 +155,7 @@ Trajectories slice_rows(const Trajectories& t, int64_t begin, int64_t end) {
     result.turn_reward_offsets = slice_offsets(t.turn_reward_offsets, begin, end);
   }
   result.ref_topk = t.ref_topk;
+  result.target_ids = slice(t.target_ids, first, last);
   result.ref_topk_ids = slice(t.ref_topk_ids, first * t.ref_topk, last * t.ref_topk);
   result.ref_topk_logprobs = slice(t.ref_topk_logprobs, first * t.ref_topk, last * t.ref_topk);
   result.routes_per_token = t.routes_per_token;

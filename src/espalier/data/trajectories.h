@@ -103,6 +103,10 @@ struct Trajectories {
   RealColumn ref_topk_logprobs;  // [N * ref_topk]
   int64_t ref_topk = 0;
 
+  // The token that a term predicts in place of its own: entry t takes the place of token t as what the tokens
+  // before it predict, while those after it still read token t. Columns of Python alone have it.
+  Column<int32_t> target_ids;  // [N] or empty
+
   // Recorded expert routes: routes_per_token ids for every token ([layers, experts per token], flattened), or
   // empty. Rows without routes hold -1.
   Column<int32_t> routed_experts;  // [N * routes_per_token]
@@ -118,6 +122,8 @@ struct Trajectories {
   int64_t num_tokens() const { return input_ids.size(); }
   int64_t row_size(int64_t r) const { return offsets[r + 1] - offsets[r]; }
   std::span<const int32_t> row(int64_t r) const { return input_ids.span().subspan(offsets[r], row_size(r)); }
+  /// The token that a term predicts, by its flat index.
+  int32_t target(int64_t flat) const { return target_ids.empty() ? input_ids[flat] : target_ids[flat]; }
   bool has_turn_rewards(int64_t r) const {
     return !turn_reward_offsets.empty() && turn_reward_offsets[r + 1] > turn_reward_offsets[r];
   }

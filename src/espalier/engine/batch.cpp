@@ -70,8 +70,10 @@ HostTerms gather_terms(const Step& step, const MicroBatch& micro_batch, const La
       const int64_t source = term.position - 1 - first;
       const int64_t flat = trajectories.offsets[row] + term.position;
       host.row.push_back(path[source]);
-      host.target.push_back(trajectories.input_ids[flat]);
-      host.token.push_back(source + 1 < size ? path[source + 1] : -1);
+      const int32_t target = trajectories.target(flat);
+      const bool is_on_path = source + 1 < size && target == trajectories.input_ids[flat];
+      host.target.push_back(target);
+      host.token.push_back(is_on_path ? path[source + 1] : -1);
       host.coefficient.push_back(term.coefficient);
       for (size_t i = 0; i < read.size(); ++i) {
         host.columns[i].push_back(term_column(step, loss, read[i], placement.trajectory, index));

@@ -36,7 +36,7 @@ struct Batch {
   std::vector<int64_t> term_index;  // [M] index in Step::terms.values
   std::vector<int64_t> term_token;  // [M] flat index of the term's token in the data: offsets[row] + position
   std::vector<int64_t> edge_token;  // [E] token of this batch that the edge predicts; -1: in a child, or none
-                                    // (topk_edge)
+                                    // (topk_edge, Trajectories::target_ids)
   std::vector<int64_t> ancestors;   // micro-batches whose context this one reads, root first
   at::Tensor context_blocks;        // [P, 5] int64, see AttentionContext; segments index `ancestors`;
                                     // always on the host

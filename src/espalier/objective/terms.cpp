@@ -26,6 +26,8 @@ Csr<Term> weighted_terms(const Trajectories& trajectories, std::span<const int64
                          const Forest& forest, const TakenTerms& taken, Csr<int64_t>* sharers) {
   Csr<Term> terms;
   const bool once = taken.shared_targets == SharedTargets::kOnce;
+  ESPALIER_CHECK(!once || trajectories.target_ids.empty(),
+                 "shared_targets: expected sum with target_ids, received once");
   std::vector<int64_t> term_of_token(once ? forest.tree_tokens() : 0, -1);
   std::vector<std::vector<int64_t>> sharers_of_term;  // by term
   for (size_t k = 0; k < rows.size(); ++k) {

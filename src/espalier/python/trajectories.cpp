@@ -255,6 +255,7 @@ Trajectories of_columns(const nb::dict& columns) {
   rows.routes_per_token = value<int64_t>(columns, "routes_per_token").value_or(0);
   rows.turn_reward_offsets = values<int64_t>(columns, "turn_rewards.offsets");  // copied like offsets
   rows.turn_rewards = reals(columns, "turn_rewards");
+  rows.target_ids = column<int32_t>(columns, "target_ids");
   rows.ref_topk_ids = column<int32_t>(columns, "ref_topk_ids");
   rows.ref_topk_logprobs = reals(columns, "ref_topk_logprobs");
   rows.ref_topk = value<int64_t>(columns, "ref_topk").value_or(0);
@@ -305,6 +306,7 @@ nb::dict state(Rows self) {
   columns["routes_per_token"] = rows.routes_per_token;
   add("turn_rewards.offsets", rows.turn_reward_offsets);
   add("turn_rewards", rows.turn_rewards);
+  add("target_ids", rows.target_ids);
   add("ref_topk_ids", rows.ref_topk_ids);
   add("ref_topk_logprobs", rows.ref_topk_logprobs);
   columns["ref_topk"] = rows.ref_topk;

@@ -243,6 +243,16 @@ std::vector<int64_t> rows_of(const Trajectories& rows, const Indices& indices) {
   return all;
 }
 
+void check_targets(const Trajectories& rows, int64_t row, int64_t vocab_size) {
+  if (rows.target_ids.empty()) return;
+  for (const int32_t id : rows.target_ids.span().subspan(rows.offsets[row], rows.row_size(row))) {
+    ESPALIER_CHECK(id >= 0 && id < vocab_size,
+                   "row {}: field `target_ids`: expected token ids from 0 and below {}, the model's "
+                   "vocab_size, received {}",
+                   rows.name(row), vocab_size, id);
+  }
+}
+
 }  // namespace
 
 void Engine::State::check_whole() const {
@@ -262,6 +272,7 @@ void Engine::State::check_rows(const Trajectories& rows, const std::vector<int64
         largest == ids.end() || *largest < config.vocab_size,
         "row {}: field `input_ids`: expected token ids below {}, the model's vocab_size, received {}",
         rows.name(row), config.vocab_size, *largest);
+    check_targets(rows, row, config.vocab_size);
     const int64_t begin = rows.offsets[row] * rows.ref_topk, end = rows.offsets[row + 1] * rows.ref_topk;
     const auto topk = rows.ref_topk_ids.span().subspan(begin, end - begin);
     const auto largest_topk = std::ranges::max_element(topk);

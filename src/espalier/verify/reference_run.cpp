@@ -155,7 +155,7 @@ RowTerms terms_of_row(const Loss& loss, int64_t row, const std::vector<double>& 
     if (weights[begin + t] == 0) continue;
     terms.positions.push_back(t);
     terms.before.push_back(t - 1);
-    terms.targets.push_back(trajectories.input_ids[begin + t]);
+    terms.targets.push_back(trajectories.target(begin + t));
     coefficients.push_back(weights[begin + t] / normaliser);
   }
   if (loss.objective().reads_topk()) append_topk(trajectories, begin, device, &terms);
