@@ -21,7 +21,7 @@ from . import name_clash
 
 # Where names come from: module of this package -> names.
 _MODULES = {
-    "engine": ("Engine",),
+    "engine": ("Adapter", "Engine"),
     "errors": ("InputError",),
     "native": ("__version__",),
     "options": ("EngineConfig", "LoraConfig", "ObjectiveConfig", "SamplingParams"),

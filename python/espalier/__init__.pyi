@@ -1,3 +1,4 @@
+from .engine import Adapter as Adapter
 from .pricing import Costs as Costs
 from .trees import Distribution as Distribution
 from .engine import Engine as Engine

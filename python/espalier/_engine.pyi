@@ -10,13 +10,34 @@ from numpy.typing import NDArray
 import espalier._core
 
 
+class Adapter:
+    """An adapter of an Engine, or its weights alone."""
+
+    def __init__(self) -> None:
+        """The weights alone."""
+
 class Engine:
     """
     What espalier.Engine is made of. Options are pairs of a flag's name and its text. All work is done without the GIL.
     """
 
-    def __init__(self, model: str | os.PathLike, options: Sequence[tuple[str, str]], process_group: str) -> None:
-        """Loads the model. process_group: its name; "": none."""
+    def __init__(self, model: str | os.PathLike, options: Sequence[tuple[str, str]], process_group: str, only_adapters: bool) -> None:
+        """
+        Loads the model. process_group: its name; "": none. only_adapters: weights are never trained.
+        """
+
+    def new_adapter(self, options: Sequence[tuple[str, str]]) -> Adapter:
+        """An adapter, which is not in use yet."""
+
+    def copy(self, adapter: Adapter) -> Adapter:
+        """A copy that is never trained."""
+
+    def use(self, adapter: Adapter) -> None:
+        """What all other methods work on."""
+
+    @property
+    def adapter(self) -> Adapter:
+        """What is in use."""
 
     def forward_backward(self, rows: espalier._core.Trajectories, indices: Sequence[int] | None, objective: Sequence[tuple[str, str]], progress: object | None) -> list[tuple[str, int | float]]:
         """The metrics, by name."""
@@ -27,7 +48,7 @@ class Engine:
         function(offsets int64 [R + 1], positions int64 [M], logprobs float64 [M]) -> (loss, gradient float64 [M]).
         """
 
-    def optim_step(self, learning_rate: float | None) -> list[tuple[str, int | float]]:
+    def optim_step(self, settings: Sequence[tuple[str, str]]) -> list[tuple[str, int | float]]:
         """The metrics, by name."""
 
     def logprobs(self, rows: espalier._core.Trajectories, progress: object | None) -> Annotated[NDArray[numpy.float64], dict(shape=(None,))]:
@@ -47,7 +68,7 @@ class Engine:
     def save(self, folder: str | os.PathLike, dtype: str) -> None:
         """Writes a checkpoint."""
 
-    def load(self, folder: str | os.PathLike) -> list[str]:
+    def load(self, folder: str | os.PathLike, with_optimizer: bool) -> list[str]:
         """Loads a checkpoint. Returns notes about oddities of its folder."""
 
     @property

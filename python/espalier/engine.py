@@ -52,6 +52,8 @@ class Engine:
         path: A Hugging Face folder, or a checkpoint of `espalier train` or of `save`, of which the weights are taken.
         config: Precision, optimiser, plan and device.
         lora: An adapter that is trained in place of the weights.
+        adapters: Only adapters are trained, those of `new_adapter`: the weights have neither gradients nor optimiser state.
+            True where `lora` makes the first one. Default: False.
         objective: The loss of `forward_backward` calls that name none. Default: "sft".
         process_group: Ranks that train together, as torchrun starts them: torch.distributed.group.WORLD, for example. All make
             the same calls with the same rows. `forward_backward` computes this rank's share of the rows and adds gradients up,
@@ -83,11 +85,11 @@ class Engine:
     """
 
     def __init__(self, path: str | os.PathLike[str], *, config: EngineConfig | None = None, lora: LoraConfig | None = None,
-                 objective: ObjectiveConfig | None = None, process_group: "ProcessGroup | None" = None,
-                 **options: Option) -> None:  # fmt: skip
+                 adapters: bool = False, objective: ObjectiveConfig | None = None,
+                 process_group: "ProcessGroup | None" = None, **options: Option) -> None:  # fmt: skip
         chosen = {**_given("config", config, EngineConfig), **_given("lora", lora, LoraConfig), **options}
-        if lora is not None and chosen.get("lora_rank") is None and chosen.get("adapter") is None:
-            raise InputError("lora: expected a LoraConfig with lora_rank or adapter, received one with neither")
+        if lora is not None:
+            _check_lora(chosen)
         if CHECK_COMMAND is None and chosen.get("device", "cpu") != "cpu":
             warnings.warn("kernels are not checked on this GPU, since sys.executable names no Python to do it with",
                           stacklevel=2)  # fmt: skip
@@ -95,7 +97,8 @@ class Engine:
         self._objective = ObjectiveConfig() if objective is None else objective
         self._path = os.fspath(path)
         group = "" if process_group is None else process_group.group_name
-        self._engine = native.Engine(self._path, _named(chosen), group)
+        self._engine = native.Engine(self._path, _named(chosen), group, adapters)
+        self._adapter = Adapter(self._engine, self._engine.adapter) if _makes_adapter(chosen) else None
         self._samplings = 0  # calls of sample
 
     @staticmethod
@@ -125,6 +128,69 @@ class Engine:
             'sum'
         """
         return _told(native.objective_options())
+
+    def new_adapter(self, lora: LoraConfig | None = None, **options: Option) -> "Adapter":
+        """An adapter over the weights, beside others of any rank, scale and maps; `use` puts it to use.
+
+        Its matrices, gradients, optimiser state and number of steps are its own. Its first bits are those of an Engine made
+        with this `lora`.
+
+        Args:
+            lora: Rank, scale, maps and seed, or a folder with an adapter.
+            **options: Any field of `lora`, such as `lora_rank=8`, in place of its own.
+
+        Returns:
+            The adapter. It lives as long as the program keeps it.
+
+        Raises:
+            InputError: Options or the folder cannot be used.
+
+        Examples:
+            >>> import espalier
+            >>> first = engine.new_adapter(espalier.LoraConfig(lora_rank=2, lora_targets=["q_proj", "v_proj"]))
+            >>> second = engine.new_adapter(lora_rank=4, seed=1)
+            >>> for adapter in (first, second, first):
+            ...     engine.use(adapter)
+            ...     metrics = engine.forward_backward([[11, 12, 13, 14]])
+            ...     print(engine.optim_step()["step"])
+            1
+            1
+            2
+            >>> engine.use(None)
+        """
+        chosen = {**_given("lora", lora, LoraConfig), **options}
+        LoraConfig._check_names(chosen)
+        _check_lora(chosen)
+        return Adapter(self._engine, self._engine.new_adapter(_named(chosen)))
+
+    def use(self, adapter: "Adapter | None") -> None:
+        """Has all other methods work on an adapter, or on the weights alone, from now on. Costs nothing.
+
+        Gradients of an adapter that is not in use stay.
+
+        Args:
+            adapter: One of `new_adapter` of this engine, or a copy of one. None: the weights, which `forward_backward` trains
+                unless the engine was made with `adapters` or `lora`.
+
+        Raises:
+            InputError: The adapter is another engine's, or the engine is at work.
+
+        Examples:
+            >>> adapter = engine.new_adapter(lora_rank=2)
+            >>> engine.use(adapter)
+            >>> engine.adapter is adapter
+            True
+            >>> engine.use(None)
+        """
+        if adapter is not None and (not isinstance(adapter, Adapter) or adapter._engine is not self._engine):
+            raise InputError(f"adapter: expected one of this engine, received {adapter!r}")
+        self._engine.use(native.Adapter() if adapter is None else adapter._adapter)
+        self._adapter = adapter
+
+    @property
+    def adapter(self) -> "Adapter | None":
+        """The adapter in use."""
+        return self._adapter
 
     def forward_backward(self, rows: Data, objective: "str | ObjectiveConfig | Loss | None" = None, *,
                          indices: Iterable[int] | None = None, progress: Callable[[int, int], object] | None = None,
@@ -187,24 +253,36 @@ class Engine:
         metrics = dict(self._engine.forward_backward_custom(found, chosen, _named(options), function, progress))
         return {**metrics, **function.metrics}
 
-    def optim_step(self, learning_rate: float | None = None) -> dict[str, float]:
+    def optim_step(self, learning_rate: float | None = None, *, beta1: float | None = None, beta2: float | None = None,
+                   eps: float | None = None, weight_decay: float | None = None,
+                   max_grad_norm: float | None = None) -> dict[str, float]:  # fmt: skip
         """Clips the gradients to max_grad_norm, updates the weights, and clears the gradients.
 
+        Settings are those of this step alone, and where they are not given the engine's. A schedule is the caller's.
+
         Args:
-            learning_rate: Of this step. Default: the engine's. A schedule is the caller's.
+            learning_rate: Of this step.
+            beta1: adamw: decay of the mean of gradients.
+            beta2: adamw: decay of the mean of their squares.
+            eps: adamw: added to the denominator, above 0.
+            weight_decay: Weight decay of matrices (norms and biases have none).
+            max_grad_norm: Clip the global gradient norm (0: off).
 
         Returns:
             A dict: step, the number of steps done; grad_norm, of the gradients before clipping; learning_rate.
 
         Raises:
-            InputError: There are no gradients, or the update would not be finite. Weights and gradients stay as they were.
+            InputError: There are no gradients, a setting is out of its range, or the update would not be finite. Weights and
+                gradients stay as they were.
 
         Examples:
             >>> metrics = engine.forward_backward([[11, 12, 13, 14]])
-            >>> engine.optim_step(learning_rate=5e-3)["learning_rate"]
+            >>> engine.optim_step(learning_rate=5e-3, beta2=0.95, max_grad_norm=0)["learning_rate"]
             0.005
         """
-        return dict(self._engine.optim_step(learning_rate))
+        settings = {"learning_rate": learning_rate, "beta1": beta1, "beta2": beta2, "eps": eps, "weight_decay": weight_decay,
+                    "max_grad_norm": max_grad_norm}  # fmt: skip
+        return dict(self._engine.optim_step(_named(settings)))
 
     def logprobs(self, rows: Data, *, progress: Callable[[int, int], object] | None = None) -> list[NDArray[np.floating[Any]]]:
         """Log-probabilities of all tokens of the rows, each prefix computed once.
@@ -323,8 +401,9 @@ class Engine:
     def save(self, folder: str | os.PathLike[str], *, dtype: str | None = None) -> None:
         """Writes a checkpoint as `espalier train` does.
 
-        It is a model that Transformers and `--model` open, or where an adapter is trained a folder of PEFT; with the
-        optimiser's state and checksums. The folder appears when it is whole. Gradients are not part of it.
+        It is a model that Transformers and `--model` open, or where an adapter is in use a folder of PEFT; with the
+        optimiser's state and checksums. The folder appears when it is whole. Gradients are not part of it. Copies of
+        adapters, and weights that are not trained, are saved without optimiser.
 
         Args:
             folder: Does not exist yet.
@@ -343,13 +422,14 @@ class Engine:
         """
         self._engine.save(os.fspath(folder), dtype or "")
 
-    def load(self, folder: str | os.PathLike[str]) -> None:
+    def load(self, folder: str | os.PathLike[str], *, optimizer: bool = True) -> None:
         """Weights and optimiser as they were when a checkpoint was written, by `save` or by `espalier train`, bit for bit.
 
         Gradients are cleared. Learning rate and other options stay the engine's.
 
         Args:
             folder: The checkpoint.
+            optimizer: False: the weights alone. The optimiser and its number of steps begin anew. Default: True.
 
         Raises:
             InputError: The checkpoint is damaged, or of another model, dtype, optimiser or adapter; nothing is changed then.
@@ -360,12 +440,12 @@ class Engine:
             >>> engine.save(checkpoint)
             >>> engine.load(checkpoint)
         """
-        for note in self._engine.load(os.fspath(folder)):
+        for note in self._engine.load(os.fspath(folder), optimizer):
             warnings.warn(note, stacklevel=2)
 
     @property
     def step(self) -> int:
-        """Optimiser steps done, those of a loaded checkpoint included."""
+        """Optimiser steps done by what is in use, those of a loaded checkpoint included."""
         return self._engine.step
 
     @property
@@ -376,6 +456,44 @@ class Engine:
     def __repr__(self) -> str:
         engine = self._engine
         return f"<espalier.Engine: {engine.dtype} model of {engine.vocab_size} tokens, {engine.step} steps done>"
+
+
+class Adapter:
+    """An adapter of an `Engine`: its matrices, gradients and optimiser state. Made by `Engine.new_adapter`.
+
+    Examples:
+        >>> adapter = engine.new_adapter(lora_rank=2)
+        >>> type(adapter).__name__
+        'Adapter'
+    """
+
+    def __init__(self, engine: "native.Engine", adapter: "native.Adapter") -> None:
+        self._engine, self._adapter = engine, adapter
+
+    def copy(self) -> "Adapter":
+        """A copy of the matrices as they are, without gradients and optimiser: to sample from while training goes on.
+
+        It takes the memory of the matrices alone, and cannot be trained. `Engine.save` saves it.
+
+        Returns:
+            The copy.
+
+        Raises:
+            InputError: The engine is at work, or the last load or optimiser step of the adapter failed half-way.
+
+        Examples:
+            >>> adapter = engine.new_adapter(lora_rank=2)
+            >>> snapshot = adapter.copy()
+            >>> engine.use(adapter)
+            >>> metrics = engine.forward_backward([[11, 12, 13, 14]])
+            >>> update = engine.optim_step(learning_rate=1e-2)
+            >>> trained = engine.logprobs([[11, 12, 13]])[0]
+            >>> engine.use(snapshot)
+            >>> bool((engine.logprobs([[11, 12, 13]])[0] == trained).all())
+            False
+            >>> engine.use(None)
+        """
+        return Adapter(self._engine, self._engine.copy(self._adapter))
 
 
 class _Function:
@@ -415,6 +533,15 @@ def _checked_loss(loss: object) -> "Tensor":
         raise InputError("objective: expected the function to return a tensor with one element that depends on the "
                          f"log-probabilities, or a pair of it and a dict of metrics; received {what}")  # fmt: skip
     return loss
+
+
+def _makes_adapter(options: Mapping[str, Any]) -> bool:
+    return options.get("lora_rank") is not None or bool(options.get("adapter"))
+
+
+def _check_lora(options: Mapping[str, Any]) -> None:
+    if not _makes_adapter(options):
+        raise InputError("lora: expected a LoraConfig with lora_rank or adapter, received one with neither")
 
 
 def _rows(rows: Any, vocab_size: int) -> Trajectories:

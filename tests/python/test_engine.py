@@ -4,6 +4,7 @@
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 
 import espalier as package
 import transformers_reference as reference
@@ -194,6 +195,67 @@ def test_a_schedule_is_the_callers(folder):
     engine.forward_backward(rows)
     assert engine.optim_step()["learning_rate"] == 0.5 and engine.step == 2
     assert not all(map(np.array_equal, engine.logprobs(rows), before))
+
+
+STEPS = [{}, {"learning_rate": 0.02, "beta1": 0.5, "beta2": 0.7, "eps": 1e-3, "weight_decay": 0.3, "max_grad_norm": 0.01}, {},
+         {"max_grad_norm": 0}, {"beta2": 0.9}]  # fmt: skip
+
+
+def weights_of(engine, folder):
+    engine.save(folder)
+    return {name: value.clone() for name, value in load_file(folder / "model.safetensors").items()}
+
+
+def steps_of_pytorch(before, gradients, settings):
+    """The weights after each step of torch.optim.AdamW, whose settings are changed before each."""
+    values = {name: torch.nn.Parameter(value.clone()) for name, value in before.items()}
+    kinds = [[value for value in values.values() if (value.dim() >= 2) == matrices] for matrices in (True, False)]
+    optimizer = torch.optim.AdamW([{"params": kind} for kind in kinds])
+    for found, given in zip(gradients, settings, strict=True):
+        chosen = {"learning_rate": 0.05, "beta1": 0.8, "beta2": 0.95, "eps": 1e-6, "weight_decay": 0.1, "max_grad_norm": 0.1} | given
+        for name, value in values.items():
+            value.grad = torch.tensor(found[name])
+        if chosen["max_grad_norm"] > 0:
+            torch.nn.utils.clip_grad_norm_(values.values(), chosen["max_grad_norm"])
+        for group, decay in zip(optimizer.param_groups, (chosen["weight_decay"], 0.0)):
+            group.update(lr=chosen["learning_rate"], betas=(chosen["beta1"], chosen["beta2"]), eps=chosen["eps"], weight_decay=decay)
+        optimizer.step()
+        yield {name: value.detach().clone() for name, value in values.items()}
+
+
+def test_settings_of_a_step_are_those_of_pytorch(folder, tmp_path):
+    rows = random_rows(29, "sft")
+    engine = engine_of(folder, learning_rate=0.05, beta1=0.8, beta2=0.95, eps=1e-6, weight_decay=0.1, max_grad_norm=0.1)
+    before = weights_of(engine, tmp_path / "before")
+    gradients, after = [], []
+    for number, settings in enumerate(STEPS):
+        engine.forward_backward(rows)
+        gradients.append(engine.gradients())
+        assert engine.optim_step(**settings)["learning_rate"] == settings.get("learning_rate", 0.05)
+        after.append(weights_of(engine, tmp_path / f"after{number}"))
+
+    def worst(settings):
+        expected = list(steps_of_pytorch(before, gradients, settings))
+        return max((ours[name] - theirs[name]).abs().max().item() for ours, theirs in zip(after, expected, strict=True) for name in ours)
+
+    assert worst(STEPS) < EXACT
+    # Negative controls: any setting that is lost, or that lasts longer than its step.
+    for name, value in STEPS[1].items():
+        assert worst([STEPS[0], {other: STEPS[1][other] for other in STEPS[1] if other != name}, *STEPS[2:]]) > 1e-6
+        assert worst([*STEPS[:2], {name: value}, *STEPS[3:]]) > 1e-6
+    assert engine.learning_rate == 0.05
+
+
+@pytest.mark.parametrize("settings", [{"beta1": 1}, {"beta2": -0.5}, {"eps": 0}, {"weight_decay": -1}, {"max_grad_norm": float("nan")},
+                                      {"weight_decay": 21}])  # fmt: skip
+def test_settings_of_a_step_that_cannot_be_used(folder, settings):
+    engine = engine_of(folder, learning_rate=0.05)
+    engine.forward_backward([[1, 2, 3]])
+    before = engine.gradients()
+    with pytest.raises(package.InputError, match=f"{next(iter(settings))}: expected"):
+        engine.optim_step(**settings)
+    assert all(np.array_equal(engine.gradients()[name], before[name]) for name in before)
+    assert engine.optim_step()["step"] == 1
 
 
 def test_packed_rows_are_not_copied(folder, tmp_path):

@@ -108,6 +108,10 @@ void check_parameters(const DecoderConfig& config, const std::vector<Parameter>&
                 first.device());
 }
 
+void set_frozen(const std::vector<Parameter>& parameters) {
+  for (const Parameter& parameter : parameters) at::Tensor(parameter.value).set_requires_grad(false);
+}
+
 /// Checks the adapter and freezes the weights.
 void freeze_for(const Adapter& adapter, const DecoderConfig& config, const std::vector<Parameter>& weights) {
   check_adapter(config, adapter);
@@ -118,7 +122,7 @@ void freeze_for(const Adapter& adapter, const DecoderConfig& config, const std::
                 "Decoder: expected ", parameter.name, " in ", dtype, " on ", first.device(), ", received ",
                 parameter.value.scalar_type(), " on ", parameter.value.device());
   }
-  for (const Parameter& weight : weights) at::Tensor(weight.value).set_requires_grad(false);
+  set_frozen(weights);
 }
 
 }  // namespace
@@ -197,6 +201,12 @@ Decoder::Decoder(DecoderConfig config, std::vector<Parameter> parameters, std::v
     if (config_.sliding_rope) ropes_.emplace_back(*config_.sliding_rope, rotary_dim);
   }
   for (RotaryFrequencies& rope : ropes_) rope.inverse = rope.inverse.to(embed_tokens_.device());
+}
+
+void Decoder::freeze() {
+  set_frozen(weights_);
+  set_frozen(adapter_.parameters);
+  is_frozen_ = true;
 }
 
 std::vector<Parameter> zero_buffers(const DecoderConfig& config, at::ScalarType dtype, at::Device device) {

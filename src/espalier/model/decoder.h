@@ -55,9 +55,10 @@ class Decoder : public Model {
   at::Tensor logprobs(const at::Tensor& hidden, const Edges& edges) const override;
   EdgeDistribution distribution(const at::Tensor& hidden, const Edges& edges) const override;
   const std::vector<Parameter>& parameters() const override {
+    if (is_frozen_) return kNone;
     return has_adapter() ? adapter_.parameters : weights_;
   }
-  /// The parameters of parameter_shapes(config); without an adapter the same as parameters().
+  /// The parameters of parameter_shapes(config); without an adapter the same as parameters() unless frozen.
   const std::vector<Parameter>& weights() const { return weights_; }
   const std::vector<Parameter>& buffers() const { return buffers_; }
   bool has_adapter() const { return !adapter_.parameters.empty(); }
@@ -65,6 +66,9 @@ class Decoder : public Model {
   /// Disables the gradient of `embed` for the row of pad_token_id, as Transformers does. A tied LM head still
   /// contributes. No effect if the config has no pad_token_id.
   void freeze_pad_embedding() { config_.freeze_pad_embedding = true; }
+  /// Trains nothing from now on: parameters() is empty, and neither weights nor adapter get gradients.
+  void freeze();
+  bool is_frozen() const { return is_frozen_; }
   /// The dtype of weights and activations.
   at::ScalarType dtype() const { return embed_tokens_.scalar_type(); }
   at::Device device() const override { return embed_tokens_.device(); }
@@ -99,9 +103,12 @@ class Decoder : public Model {
 
   static constexpr int64_t kTablesOfRope = 2;  // cos and sin
 
+  static inline const std::vector<Parameter> kNone;
+
   DecoderConfig config_;
   std::vector<Parameter> weights_, buffers_;
   Adapter adapter_;
+  bool is_frozen_ = false;
   // Aliases of tensors in weights_.
   at::Tensor embed_tokens_, norm_, lm_head_;
   std::vector<Layer> layers_;

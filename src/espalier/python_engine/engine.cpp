@@ -32,10 +32,11 @@
 #include "espalier/ops/checks.h"
 #include "espalier/plan/adapter_cost.h"
 #include "espalier/python_engine/options.h"
+#include "espalier/python_engine/trained.h"
 #include "espalier/runtime/out_of_memory.h"
 #include "espalier/sample/sampler.h"
 #include "espalier/train/optimizer/diagnosis.h"
-#include "espalier/train/optimizer/step_trainer.h"
+#include "espalier/train/run/background_save.h"
 #include "espalier/train/run/checkpoint.h"
 #include "espalier/train/run/load_model.h"
 #include "espalier/train/run/metrics.h"
@@ -140,7 +141,7 @@ struct Engine::State {
 
   /// In the scope of the machine's kernels.
   State(const fs::path& model, const EngineOptions& given, const Machine& machine,
-        const std::string& process_group)
+        const std::string& process_group, bool only_adapters)
       : ranks(process_group.empty() ? nullptr : espalier::process_group(process_group)),
         group(ranks ? *ranks : alone()),
         options(given),
@@ -149,22 +150,42 @@ struct Engine::State {
         dtype(given.train.dtype),
         source(model),
         stop_ids(model),
-        trainer(loaded(model), given.train.optimizer, group),
-        config(trainer.decoder().config()),
-        lora(given.lora.trained(config)),
-        cost(lora ? with_adapters(model_cost(config), config, *lora) : model_cost(config)),
+        base(loaded(model, given.train.trains_adapter() || only_adapters)),
+        now(base),
+        config(base->decoder().config()),
         routers(router_shape(config)),
-        times(given.planning.costs({.config = config, .dtype = dtype, .device = device}).time) {}
+        times(given.planning.costs({.config = config, .dtype = dtype, .device = device}).time) {
+    if (given.train.trains_adapter()) now = new_adapter(given);
+  }
 
-  Decoder loaded(const fs::path& model) const {
+  /// Without an adapter.
+  std::shared_ptr<Trained> loaded(const fs::path& model, bool frozen) {
+    options.train.model = model;
+    options.train.device = device;
     TrainOptions train = options.train;
-    train.model = model;
-    train.device = device;
-    return load_model(train);
+    train.lora.reset();
+    train.adapter.clear();
+    Decoder decoder = load_model(train);
+    if (frozen) decoder.freeze();
+    return trained(std::move(decoder), frozen ? std::optional(LoraOptions{}) : std::nullopt);
+  }
+
+  std::shared_ptr<Trained> new_adapter(const EngineOptions& given) const {
+    TrainOptions train = options.train;
+    train.lora = given.train.lora;
+    train.adapter = given.train.adapter;
+    train.seed = given.train.seed;
+    return trained(with_adapter(base->decoder(), train), given.lora.trained(config));
+  }
+
+  std::shared_ptr<Trained> trained(Decoder decoder, std::optional<LoraOptions> lora) const {
+    return std::make_shared<Trained>(std::move(decoder), std::move(lora), options.train.optimizer, group);
   }
 
   /// What is trained is in this dtype.
-  at::ScalarType trained_dtype() const { return lora ? detail::accumulator_dtype(dtype) : dtype; }
+  at::ScalarType trained_dtype() const {
+    return now->decoder().has_adapter() ? detail::accumulator_dtype(dtype) : dtype;
+  }
 
   std::unique_ptr<Group> ranks;
   const Group& group;
@@ -174,16 +195,11 @@ struct Engine::State {
   at::ScalarType dtype;
   SourceModel source;
   StopIds stop_ids;
-  StepTrainer trainer;
+  const std::shared_ptr<Trained> base;  // all weights
+  std::shared_ptr<Trained> now;         // in use
   const DecoderConfig& config;
-  std::optional<LoraOptions> lora;  // of the adapter that is trained
-  ModelCost cost;
   RouterShape routers;
-  TimeModel times;        // for comparing plans, without adapters
-  int64_t step = 0;       // optimiser steps done
-  double grad_norm = 0;   // of the accumulated gradients
-  int64_t num_added = 0;  // calls of forward_backward since the last step
-  bool is_half_loaded = false;
+  TimeModel times;  // for comparing plans, without adapters
   std::atomic<bool> is_busy{false};
 
   /// Marks the engine as busy, and has its kernels run.
@@ -202,16 +218,10 @@ struct Engine::State {
     KernelScope scope_;
   };
 
-  void clear() {
-    trainer.zero_gradients();
-    num_added = 0;
-    grad_norm = 0;
-  }
-
   PlanCosts costs(const Objective& objective, int64_t ref_topk = 0) const {
     PlanCosts costs{times, memory_model(config, dtype, objective, device, ref_topk)};
     costs.memory.optimizer_bytes_per_parameter = optimizer_bytes(options.train.optimizer.kind, dtype);
-    return lora ? with_adapters(std::move(costs), config, *lora) : costs;
+    return now->lora ? with_adapters(std::move(costs), config, *now->lora) : costs;
   }
 
   /// Few intervals of keys for each token, where the library takes attention by intervals.
@@ -220,11 +230,13 @@ struct Engine::State {
   }
 
   void check_rows(const Trajectories& rows, const std::vector<int64_t>& indices) const;
-  void check_whole() const;
+  void check_whole() const {
+    for (const auto& used : {base, now}) used->check_whole();
+  }
   Metrics forward_backward(const Trajectories& rows, const Indices& indices, const NamedTexts& named,
                            const TermFunction& function, const Progress& progress);
-  void check_adapter_of(const fs::path& checkpoint) const;
-  void check_checkpoint(const fs::path& folder, const RunState& saved, std::vector<std::string>* notes) const;
+  void check_checkpoint(const fs::path& folder, const RunState& saved, bool with_optimizer,
+                        std::vector<std::string>* notes) const;
 };
 
 namespace {
@@ -255,14 +267,6 @@ void check_targets(const Trajectories& rows, int64_t row, int64_t vocab_size) {
 
 }  // namespace
 
-void Engine::State::check_whole() const {
-  ESPALIER_CHECK(!is_half_loaded,
-                 "Engine: expected whole weights, but the last load failed half-way: load again");
-  ESPALIER_CHECK(
-      !trainer.is_half_updated(),
-      "Engine: expected whole weights, but the last optim_step failed half-way: load a checkpoint");
-}
-
 void Engine::State::check_rows(const Trajectories& rows, const std::vector<int64_t>& indices) const {
   ESPALIER_CHECK(rows.num_rows() > 0, "rows: expected at least one, received none");
   for (const int64_t row : indices) {
@@ -292,6 +296,7 @@ Metrics Engine::State::forward_backward(const Trajectories& rows, const Indices&
   ObjectiveOptions objective;
   const std::unique_ptr<Loss> made = group.together([&] {
     check_whole();
+    now->check_trains();
     objective = parse_objective_options(named);
     ESPALIER_CHECK(routers.count() > 0 || !objective.has_router_losses(),
                    "router_aux_loss_coef, router_z_loss_coef: expected a model with experts, received {}",
@@ -312,54 +317,35 @@ Metrics Engine::State::forward_backward(const Trajectories& rows, const Indices&
                       group);
   });
   *terms = terms_of_rows(step);
+  // Adapters freeze the weights that they share.
+  for (const Parameter& weight : base->decoder().weights()) weight.value.set_requires_grad(!now->lora);
   try {
-    const StepResult result = trainer.add_gradients(step, loss, progress);
+    const StepResult result = now->trainer.add_gradients(step, loss, progress);
     check_mapped_files();
-    grad_norm = trainer.gradient_norm();
-    check_finite(trainer.decoder(), step, loss, "forward_backward", result.loss, grad_norm, group);
-    ++num_added;
+    now->grad_norm = now->trainer.gradient_norm();
+    check_finite(now->decoder(), step, loss, "forward_backward", result.loss, now->grad_norm, group);
+    ++now->num_added;
     const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
-    nlohmann::ordered_json metrics = step_metrics(cost, objective, result, seconds);
+    nlohmann::ordered_json metrics = step_metrics(now->cost, objective, result, seconds);
     if (result.measured_peak_bytes() == 0) metrics.erase("peak_tensor_bytes");  // nothing counted
-    metrics["grad_norm"] = grad_norm;
+    metrics["grad_norm"] = now->grad_norm;
     return to_metrics(metrics);
   } catch (...) {
-    clear();
+    now->clear();
     throw;
   }
 }
 
-void Engine::State::check_adapter_of(const fs::path& folder) const {
-  const Adapter& own = trainer.decoder().adapter();
-  const Adapter saved = load_adapter(folder, config, dtype).adapter;
-  ESPALIER_CHECK(
-      saved.scale == own.scale,
-      "{}: expected an adapter with scale {:g} (alpha over rank), that of the engine, received {:g}",
-      folder.string(), own.scale, saved.scale);
-  const auto shapes_of = [](const Adapter& adapter) {
-    std::vector<std::string> shapes;
-    for (const Parameter& parameter : adapter.parameters) {
-      shapes.push_back(fmt::format("{} [{}]", parameter.name, fmt::join(parameter.value.sizes(), ", ")));
-    }
-    return shapes;
-  };
-  const std::vector<std::string> expected = shapes_of(own), received = shapes_of(saved);
-  const auto [mine, theirs] = std::ranges::mismatch(expected, received);
-  const auto shown = [](const auto& at, const auto& all) { return at == all.end() ? "no more" : *at; };
-  ESPALIER_CHECK(mine == expected.end() && theirs == received.end(),
-                 "{}: expected an adapter with {}, as the engine's, received one with {}", folder.string(),
-                 shown(mine, expected), shown(theirs, received));
-}
-
-void Engine::State::check_checkpoint(const fs::path& folder, const RunState& saved,
+void Engine::State::check_checkpoint(const fs::path& folder, const RunState& saved, bool with_optimizer,
                                      std::vector<std::string>* notes) const {
   const std::string fault = manifest_fault(folder, checkpoint_name(saved.step),
                                            [&](const std::string& note) { notes->push_back(note); });
   ESPALIER_CHECK(fault.empty(), "{}: the checkpoint is damaged: {}", folder.string(), fault);
   const bool is_adapter = fs::exists(folder / kAdapterConfigFile);
-  ESPALIER_CHECK(is_adapter == lora.has_value(),
+  const bool has_adapter = now->decoder().has_adapter();
+  ESPALIER_CHECK(is_adapter == has_adapter,
                  "{}: expected a checkpoint of {}, as the engine trains, received one of {}", folder.string(),
-                 trained_things(lora.has_value()), trained_things(is_adapter));
+                 trained_things(has_adapter), trained_things(is_adapter));
   const auto saved_config =
       is_adapter ? saved.model_config : read_json_file<nlohmann::ordered_json>(folder / "config.json");
   const auto difference = config_difference(saved_config, source.config());
@@ -369,25 +355,53 @@ void Engine::State::check_checkpoint(const fs::path& folder, const RunState& sav
                     "config.json, {} here",
                     folder.string(), difference->key, difference->before, difference->now));
   }
-  if (is_adapter) check_adapter_of(folder);
+  if (is_adapter) now->check_adapter_of(folder);
   if (!saved.settings) return;
   for (const auto& [name, own] : {std::pair("dtype", dtype_name(dtype)),
                                   std::pair("optimizer", to_string(options.train.optimizer.kind))}) {
+    if (!with_optimizer && name == std::string_view("optimizer")) continue;
     const auto was = saved.settings->fixed.value(name, nlohmann::ordered_json(own));
     ESPALIER_CHECK(was == own, "{}: expected a checkpoint with {} {}, that of the engine, received {}",
                    folder.string(), name, own, was.dump());
   }
 }
 
-Engine::Engine(const fs::path& model, const NamedTexts& options, const std::string& process_group)
+Engine::Engine(const fs::path& model, const NamedTexts& options, const std::string& process_group,
+               bool only_adapters)
     : state_(plainly([&] {
         const EngineOptions parsed = parse_engine_options(options);
         const Machine machine = parsed.device.open();
         const KernelScope scope(machine.kernels);
-        return std::make_unique<State>(model, parsed, machine, process_group);
+        return std::make_unique<State>(model, parsed, machine, process_group, only_adapters);
       })) {}
 
 Engine::~Engine() = default;
+
+EngineAdapter Engine::new_adapter(const NamedTexts& lora) {
+  const State::Call call(state_.get());
+  return plainly([&] { return EngineAdapter{state_->new_adapter(parse_engine_options(lora))}; });
+}
+
+EngineAdapter Engine::copy(const EngineAdapter& adapter) {
+  const State::Call call(state_.get());
+  return plainly([&] {
+    adapter.trained->check_whole();
+    Decoder copy = copy_of(adapter.trained->decoder());
+    copy.freeze();
+    EngineAdapter copied{state_->trained(std::move(copy), adapter.trained->lora)};
+    copied.trained->step = adapter.trained->step;
+    return copied;
+  });
+}
+
+void Engine::use(const EngineAdapter& adapter) {
+  const State::Call call(state_.get());
+  state_->now = adapter.trained ? adapter.trained : state_->base;
+}
+
+EngineAdapter Engine::adapter() const {
+  return {state_->now == state_->base ? nullptr : state_->now};
+}
 
 Metrics Engine::forward_backward(const Trajectories& rows, const Indices& indices,
                                  const NamedTexts& objective, const Progress& progress) {
@@ -400,20 +414,24 @@ Metrics Engine::forward_backward(const Trajectories& rows, const Indices& indice
   return plainly([&] { return state_->forward_backward(rows, indices, options, function, progress); });
 }
 
-Metrics Engine::optim_step(std::optional<double> learning_rate) {
+Metrics Engine::optim_step(const NamedTexts& settings) {
   const State::Call call(state_.get());
   const auto update = [&] {
     state_->check_whole();
-    ESPALIER_CHECK(state_->num_added > 0,
+    ESPALIER_CHECK(state_->now->num_added > 0,
                    "optim_step: expected gradients, but there was no forward_backward since the last one");
     TrainOptions options = state_->options.train;
-    options.learning_rate = learning_rate.value_or(options.learning_rate);
+    OptionList list;
+    add_optimizer_options(&options, &list, /*schedules=*/false);
+    list.set(settings);
     check_train_options(options);
-    const double norm = state_->grad_norm;
-    state_->trainer.update(options.learning_rate, norm);
-    state_->clear();
-    ++state_->step;
-    return Metrics{{"step", state_->step}, {"grad_norm", norm}, {"learning_rate", options.learning_rate}};
+    Trained& now = *state_->now;
+    const double norm = now.grad_norm;
+    now.trainer.optimizer().set_options(options.optimizer);
+    now.trainer.update(options.learning_rate, norm);
+    now.clear();
+    ++now.step;
+    return Metrics{{"step", now.step}, {"grad_norm", norm}, {"learning_rate", options.learning_rate}};
   };
   return plainly([&] { return state_->group.together(update); });
 }
@@ -429,7 +447,7 @@ std::vector<double> Engine::logprobs(const Trajectories& rows, const Progress& p
                                        .terms = TermChoice::kAll,
                                        .child_order = state_->child_order()});
     std::vector<double> values(rows.num_tokens());
-    compute_logprobs(state_->trainer.decoder(), rows, step, &values, progress);
+    compute_logprobs(state_->now->decoder(), rows, step, &values, progress);
     check_mapped_files();
     for (int64_t row = 0; row < rows.num_rows(); ++row) {
       for (int64_t t = 1; t < rows.row_size(row); ++t) {
@@ -454,7 +472,7 @@ Trajectories Engine::sample(const Trajectories& rows, const NamedTexts& options,
     if (asks_model && !stop_ids.fault.empty()) throw InputError(stop_ids.fault);
     const Trajectories prompts = prompts_of(rows, sampling.whole_rows);
     const SampleResult result = espalier::sample(
-        state_->trainer.decoder(), prompts, sampling.resolved(stop_ids.ids, state_->config.vocab_size),
+        state_->now->decoder(), prompts, sampling.resolved(stop_ids.ids, state_->config.vocab_size),
         [&](const SampleProgress& done) { progress(done.finished, done.completions); });
     check_mapped_files();
     return espalier::rows_of(result.completions, rows, prompts);
@@ -466,7 +484,7 @@ std::vector<HostArray> Engine::gradients() {
   state_->check_whole();
   return plainly([&] {
     std::vector<HostArray> arrays;
-    const Decoder& decoder = state_->trainer.decoder();
+    const Decoder& decoder = state_->now->decoder();
     const std::vector<at::Tensor> gradients = decoder.gradients();
     for (size_t i = 0; i < gradients.size(); ++i) {
       if (!gradients[i].defined()) continue;
@@ -484,7 +502,7 @@ std::vector<HostArray> Engine::gradients() {
 
 void Engine::zero_gradients() {
   const State::Call call(state_.get());
-  state_->clear();
+  state_->now->clear();
 }
 
 void Engine::save(const fs::path& folder, const std::string& dtype) {
@@ -494,41 +512,47 @@ void Engine::save(const fs::path& folder, const std::string& dtype) {
     if (!state_->group.is_first()) return true;
     const fs::path path = plain_path(folder);
     ESPALIER_CHECK(!fs::exists(path), "{}: expected no such folder, it exists already", path.string());
+    const Decoder& decoder = state_->now->decoder();
+    const OptimizerKind kind = state_->options.train.optimizer.kind;
     const at::ScalarType saved = dtype.empty() ? state_->trained_dtype() : parse_dtype(dtype);
-    RunState state{.step = state_->step, .data_hashes = {}, .settings = RunSettings{}};
+    RunState state{.step = state_->now->step, .data_hashes = {}, .settings = RunSettings{}};
     state.settings->fixed = {{"dtype", dtype_name(state_->dtype)},
                              {"save-dtype", dtype_name(saved)},
-                             {"optimizer", to_string(state_->options.train.optimizer.kind)}};
-    if (state_->lora) state.model_config = state_->source.config();
-    write_checkpoint(path, {.run_folder = {}, .source = state_->source, .save_dtype = saved},
-                     state_->trainer.decoder(), state_->trainer.optimizer(), state);
+                             {"optimizer", decoder.is_frozen() ? "none" : to_string(kind)}};
+    if (decoder.has_adapter()) state.model_config = state_->source.config();
+    write_checkpoint(path, {.run_folder = {}, .source = state_->source, .save_dtype = saved}, decoder,
+                     state_->now->trainer.optimizer(), state);
     return true;
   };
   plainly([&] { state_->group.together(write); });
 }
 
-std::vector<std::string> Engine::load(const fs::path& folder) {
+std::vector<std::string> Engine::load(const fs::path& folder, bool with_optimizer) {
   const State::Call call(state_.get());
   return plainly([&] {
     const fs::path path = plain_path(folder);
     const RunState saved = read_state_of_any_folder(path);
     std::vector<std::string> notes;
-    state_->check_checkpoint(path, saved, &notes);
-    state_->is_half_loaded = true;
-    state_->clear();
-    load_checkpoint(path, &state_->trainer.decoder(), &state_->trainer.optimizer());
-    std::string fault = nonfinite_parameters(state_->trainer.decoder());
-    if (fault.empty()) fault = state_->trainer.optimizer().nonfinite_state();
+    Trained& now = *state_->now;
+    now.check_trains();
+    state_->check_checkpoint(path, saved, with_optimizer, &notes);
+    now.is_half_loaded = true;
+    now.clear();
+    Optimizer& optimizer = now.trainer.optimizer();
+    load_checkpoint(path, &now.trainer.decoder(), with_optimizer ? &optimizer : nullptr);
+    if (!with_optimizer) optimizer = Optimizer(now.decoder(), state_->options.train.optimizer);
+    std::string fault = nonfinite_parameters(now.decoder());
+    if (fault.empty()) fault = optimizer.nonfinite_state();
     ESPALIER_CHECK(fault.empty(), "{}: {}", path.string(), fault);
-    state_->trainer.forget_half_update();
-    state_->is_half_loaded = false;
-    state_->step = saved.step;
+    now.trainer.forget_half_update();
+    now.is_half_loaded = false;
+    now.step = with_optimizer ? saved.step : 0;
     return notes;
   });
 }
 
 int64_t Engine::step() const {
-  return state_->step;
+  return state_->now->step;
 }
 
 int64_t Engine::vocab_size() const {

@@ -58,6 +58,12 @@ void check_kernels(const std::string& family, const std::string& device,
 /// implementation than the masked one there.
 bool prove_kernels(int index);
 
+/// An adapter of an Engine: matrices, gradients, optimiser state. Of the Engine that made it; null: none.
+struct Trained;
+struct EngineAdapter {
+  std::shared_ptr<Trained> trained;
+};
+
 /// Not reentrant: a call during another, from a thread or a callback, throws InputError. If forward_backward
 /// fails after it has started, also by an exception of a callback, all gradients are cleared. Only optim_step
 /// and load change weights; if one of them fails half-way, only load is allowed afterwards.
@@ -65,9 +71,18 @@ class Engine {
  public:
   /// Opens the device and loads the model, with an adapter to train if the options ask for one.
   /// `process_group`: the name of one of torch.distributed, whose ranks train together (StepTrainer); "":
-  /// none. They make the same calls with the same rows.
-  Engine(const std::filesystem::path& model, const NamedTexts& options, const std::string& process_group);
+  /// none. They make the same calls with the same rows. `only_adapters`: weights are never trained.
+  Engine(const std::filesystem::path& model, const NamedTexts& options, const std::string& process_group,
+         bool only_adapters);
   ~Engine();
+
+  /// A new adapter, of the options --lora-rank or --adapter with related ones, and --seed.
+  EngineAdapter new_adapter(const NamedTexts& lora);
+  /// A copy with the same matrices, which is never trained.
+  EngineAdapter copy(const EngineAdapter& adapter);
+  /// All other methods use this adapter from now on, or the weights alone.
+  void use(const EngineAdapter& adapter);
+  EngineAdapter adapter() const;
 
   /// Accumulates the gradients of an objective on the rows, with options by flag name. Returns the metrics of
   /// step_metrics, and grad_norm over all gradients since the last optim_step. Throws NonFiniteError if loss
@@ -78,8 +93,9 @@ class Engine {
   Metrics forward_backward(const Trajectories& rows, const Indices& indices, const NamedTexts& options,
                            const TermFunction& function, const Progress& progress);
 
-  /// Clips gradients, updates weights, clears gradients. Returns the metrics step, grad_norm, learning_rate.
-  Metrics optim_step(std::optional<double> learning_rate);
+  /// Clips gradients, updates weights, clears gradients. `settings`: options of the optimiser, by flag name,
+  /// for this step alone. Returns the metrics step, grad_norm, learning_rate.
+  Metrics optim_step(const NamedTexts& settings);
 
   /// Log-probabilities [N] of every token given all before it in its row; 0 for first tokens.
   std::vector<double> logprobs(const Trajectories& rows, const Progress& progress);
@@ -98,10 +114,10 @@ class Engine {
   /// first writes it, and the others wait.
   void save(const std::filesystem::path& folder, const std::string& dtype);
 
-  /// Loads weights and optimiser and clears the gradients. Returns notes about oddities of the folder. Throws
-  /// InputError, before any change, if the checkpoint is damaged, or has another model, dtype, optimiser or
-  /// adapter.
-  std::vector<std::string> load(const std::filesystem::path& folder);
+  /// Loads weights and optimiser, or begins with a new optimiser, and clears the gradients. Returns notes
+  /// about oddities of the folder. Throws InputError, before any change, if the checkpoint is damaged, or has
+  /// another model, dtype, optimiser or adapter.
+  std::vector<std::string> load(const std::filesystem::path& folder, bool with_optimizer);
 
   int64_t step() const;  // optimiser steps done
   int64_t vocab_size() const;

@@ -58,9 +58,9 @@ Metrics forward_backward_custom(Engine& engine, const Trajectories& rows, const 
   return engine.forward_backward(rows, indices, options, calling(function), watching(progress));
 }
 
-Metrics optim_step(Engine& engine, std::optional<double> learning_rate) {
+Metrics optim_step(Engine& engine, const NamedTexts& settings) {
   const Interruptible work;
-  return engine.optim_step(learning_rate);
+  return engine.optim_step(settings);
 }
 
 python::Array<double> logprobs(Engine& engine, const Trajectories& rows, nb::handle progress) {
@@ -99,24 +99,41 @@ nb::dict gradients(Engine& engine) {
   return dict;
 }
 
+EngineAdapter new_adapter(Engine& engine, const NamedTexts& lora) {
+  const Interruptible work;
+  return engine.new_adapter(lora);
+}
+
+EngineAdapter copy(Engine& engine, const EngineAdapter& adapter) {
+  const Interruptible work;
+  return engine.copy(adapter);
+}
+
 void save(Engine& engine, const std::filesystem::path& folder, const std::string& dtype) {
   const Interruptible work;
   engine.save(folder, dtype);
 }
 
-std::vector<std::string> load(Engine& engine, const std::filesystem::path& folder) {
+std::vector<std::string> load(Engine& engine, const std::filesystem::path& folder, bool with_optimizer) {
   const Interruptible work;
-  return engine.load(folder);
+  return engine.load(folder, with_optimizer);
 }
 
 void bind_engine(nb::module_& module) {
+  nb::class_<EngineAdapter>(module, "Adapter", "An adapter of an Engine, or its weights alone.")
+      .def(nb::init<>(), "The weights alone.");
   nb::class_<Engine>(
       module, "Engine",
       "What espalier.Engine is made of. Options are pairs of a flag's name and its text. All work is "
       "done without the GIL.")
-      .def(nb::init<const std::filesystem::path&, const NamedTexts&, const std::string&>(), nb::arg("model"),
-           nb::arg("options"), nb::arg("process_group"), nb::call_guard<Interruptible>(),
-           "Loads the model. process_group: its name; \"\": none.")
+      .def(nb::init<const std::filesystem::path&, const NamedTexts&, const std::string&, bool>(),
+           nb::arg("model"), nb::arg("options"), nb::arg("process_group"), nb::arg("only_adapters"),
+           nb::call_guard<Interruptible>(),
+           "Loads the model. process_group: its name; \"\": none. only_adapters: weights are never trained.")
+      .def("new_adapter", &new_adapter, nb::arg("options"), "An adapter, which is not in use yet.")
+      .def("copy", &copy, nb::arg("adapter"), "A copy that is never trained.")
+      .def("use", &Engine::use, nb::arg("adapter"), "What all other methods work on.")
+      .def_prop_ro("adapter", &Engine::adapter, "What is in use.")
       .def("forward_backward", &forward_backward, nb::arg("rows"), nb::arg("indices").none(),
            nb::arg("objective"), nb::arg("progress").none(), "The metrics, by name.")
       .def("forward_backward_custom", &forward_backward_custom, nb::arg("rows"), nb::arg("indices").none(),
@@ -125,7 +142,7 @@ void bind_engine(nb::module_& module) {
            "function(offsets int64 [R + 1], positions int64 [M], logprobs float64 [M]) -> (loss, gradient "
            "float64 "
            "[M]).")
-      .def("optim_step", &optim_step, nb::arg("learning_rate").none(), "The metrics, by name.")
+      .def("optim_step", &optim_step, nb::arg("settings"), "The metrics, by name.")
       .def("logprobs", &logprobs, nb::arg("rows"), nb::arg("progress").none(),
            "float64 [N]: of every token given all before it in its row; 0 for first tokens.")
       .def("sample", &sample, nb::arg("rows"), nb::arg("options"), nb::arg("progress").none(),
@@ -133,7 +150,7 @@ void bind_engine(nb::module_& module) {
       .def("gradients", &gradients, "Copies of the gradients, by the names of the parameters.")
       .def("zero_gradients", &Engine::zero_gradients, "Forgets all gradients.")
       .def("save", &save, nb::arg("folder"), nb::arg("dtype"), "Writes a checkpoint.")
-      .def("load", &load, nb::arg("folder"),
+      .def("load", &load, nb::arg("folder"), nb::arg("with_optimizer"),
            "Loads a checkpoint. Returns notes about oddities of its folder.")
       .def_prop_ro("step", &Engine::step, "Optimiser steps done.")
       .def_prop_ro("vocab_size", &Engine::vocab_size, "Of the model.")

@@ -44,6 +44,9 @@ class Optimizer {
  public:
   Optimizer(const Decoder& decoder, const OptimizerOptions& options);
 
+  /// Settings of the updates from now on, of the same kind.
+  void set_options(const OptimizerOptions& options);
+
   /// L2 norm of the decoder's gradients, summed in float64. Synchronises the device.
   double gradient_norm() const;
 

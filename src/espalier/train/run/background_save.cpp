@@ -18,17 +18,6 @@ std::vector<Parameter> copies_of(const std::vector<Parameter>& parameters, at::D
   return copies;
 }
 
-// Frozen weights are shared.
-Decoder copy_of(const Decoder& decoder) {
-  if (decoder.has_adapter()) {
-    Adapter adapter = decoder.adapter();
-    adapter.parameters = copies_of(adapter.parameters, decoder.device());
-    return Decoder(decoder.config(), decoder.weights(), decoder.buffers(), std::move(adapter));
-  }
-  return Decoder(decoder.config(), copies_of(decoder.weights(), at::kCPU),
-                 copies_of(decoder.buffers(), at::kCPU));
-}
-
 struct Snapshot {
   Snapshot(const CheckpointOptions& options, const Decoder& decoder, const Optimizer& optimizer,
            const RunState& state)
@@ -44,6 +33,16 @@ struct Snapshot {
 };
 
 }  // namespace
+
+Decoder copy_of(const Decoder& decoder) {
+  if (decoder.has_adapter()) {
+    Adapter adapter = decoder.adapter();
+    adapter.parameters = copies_of(adapter.parameters, decoder.device());
+    return Decoder(decoder.config(), decoder.weights(), decoder.buffers(), std::move(adapter));
+  }
+  return Decoder(decoder.config(), copies_of(decoder.weights(), at::kCPU),
+                 copies_of(decoder.buffers(), at::kCPU));
+}
 
 int64_t state_bytes(const TrainOptions& options, at::Device device) {
   const int64_t own = optimizer_bytes(options.optimizer.kind, options.dtype);

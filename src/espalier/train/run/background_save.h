@@ -14,6 +14,10 @@ namespace espalier {
 /// that options.save_in_background makes of them and of the weights.
 int64_t state_bytes(const TrainOptions& options, at::Device device);
 
+/// A decoder with copies of what is trained: of weights and buffers in host memory, or of an adapter on its
+/// device, whose frozen weights are shared.
+Decoder copy_of(const Decoder& decoder);
+
 /// Writes one checkpoint at a time in a thread, from a copy of weights and optimiser state. The destructor
 /// waits for the thread.
 class BackgroundSave {

@@ -81,9 +81,11 @@ void write_weights(const fs::path& folder, const CheckpointOptions& options, con
 void fill_checkpoint(const fs::path& folder, const CheckpointOptions& options, const Decoder& decoder,
                      const Optimizer& optimizer, const RunState& state) {
   write_weights(folder, options, decoder);
-  optimizer.save(folder / kOptimizerFile);
-  const at::ScalarType dtype = decoder.parameters().front().value.scalar_type();
-  if (options.save_dtype != dtype) save_exact_weights(folder / kWeightsFile, decoder);
+  if (!decoder.is_frozen()) {
+    optimizer.save(folder / kOptimizerFile);
+    const at::ScalarType dtype = decoder.parameters().front().value.scalar_type();
+    if (options.save_dtype != dtype) save_exact_weights(folder / kWeightsFile, decoder);
+  }
   write_text(folder / kStateFile, to_json(state).dump(2) + "\n");
   write_manifest(folder, checkpoint_name(state.step));
 }
@@ -242,7 +244,7 @@ void load_checkpoint(const fs::path& checkpoint, Decoder* decoder, Optimizer* op
       parameter.value.detach().copy_(saved[i].value);
     }
   }
-  optimizer->load(checkpoint / kOptimizerFile);
+  if (optimizer != nullptr) optimizer->load(checkpoint / kOptimizerFile);
 }
 
 }  // namespace espalier

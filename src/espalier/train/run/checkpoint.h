@@ -30,9 +30,9 @@ struct CheckpointOptions {
 /// Writes step_N, with N = state.step, atomically: under a temporary name, synced and then renamed. It
 /// contains the model of `source` with the decoder's weights in `save_dtype`, or only the decoder's adapter
 /// (model/weights/adapter_folder.h), and optimizer.safetensors, trainer_state.json and a manifest
-/// (base/manifest.h). If save_dtype differs from the trained dtype, resume.safetensors has the exact values.
-/// Returns the folder. Throws NonFiniteError if weights or optimiser state are not finite, InputError if the
-/// folder cannot be written; then no files are left.
+/// (base/manifest.h); a frozen decoder has no optimizer.safetensors. If save_dtype differs from the trained
+/// dtype, resume.safetensors has the exact values. Returns the folder. Throws NonFiniteError if weights or
+/// optimiser state are not finite, InputError if the folder cannot be written; then no files are left.
 std::filesystem::path save_checkpoint(const CheckpointOptions& options, const Decoder& decoder,
                                       const Optimizer& optimizer, const RunState& state);
 
@@ -73,8 +73,8 @@ int64_t step_of(const std::filesystem::path& folder);
 /// kept, since another process may still be writing them.
 void sweep_unfinished_checkpoints(const std::filesystem::path& run_folder, bool all);
 
-/// Loads the weights, or the adapter of a decoder that has one, and the optimiser state, bitwise as they were
-/// saved.
+/// Loads the weights, or the adapter of a decoder that has one, and the optimiser state (null: none), bitwise
+/// as they were saved.
 void load_checkpoint(const std::filesystem::path& checkpoint, Decoder* decoder, Optimizer* optimizer);
 
 }  // namespace espalier

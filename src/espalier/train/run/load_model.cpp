@@ -39,7 +39,10 @@ Adapter make_new(const TrainOptions& options, const DecoderConfig& config) {
 Decoder load_model(const TrainOptions& options) {
   Decoder decoder = load_decoder(options.model, options.dtype, options.device);
   if (options.freeze_pad_embedding) decoder.freeze_pad_embedding();
-  if (!options.trains_adapter()) return decoder;
+  return options.trains_adapter() ? with_adapter(decoder, options) : std::move(decoder);
+}
+
+Decoder with_adapter(const Decoder& decoder, const TrainOptions& options) {
   Adapter adapter =
       options.lora ? make_new(options, decoder.config()) : load_saved(options, decoder.config());
   return Decoder(decoder.config(), decoder.weights(), decoder.buffers(), std::move(adapter));

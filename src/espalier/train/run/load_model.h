@@ -12,4 +12,7 @@ namespace espalier {
 /// dropout.
 Decoder load_model(const TrainOptions& options);
 
+/// The adapter of the options for a decoder, whose weights are shared and frozen. Throws likewise.
+Decoder with_adapter(const Decoder& decoder, const TrainOptions& options);
+
 }  // namespace espalier

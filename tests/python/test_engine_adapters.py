@@ -1,0 +1,234 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Several adapters of one espalier.Engine in turns, against an Engine for each, bit for bit."""
+
+import hashlib
+
+import numpy as np
+import pytest
+
+import espalier as package
+from engines import engine_of, init_model
+from small_models import random_rows
+
+RATE = {"learning_rate": 0.05, "weight_decay": 0.1}
+SMALL = package.LoraConfig(lora_rank=2, lora_alpha=3.0, lora_targets=["q_proj", "o_proj"], seed=5)
+LARGE = package.LoraConfig(lora_rank=5, lora_rslora=True, seed=6)
+
+
+@pytest.fixture(scope="module", params=["qwen3", "qwen3_5_moe"])
+def any_folder(request, tmp_path_factory, espalier):
+    return init_model(espalier, tmp_path_factory.mktemp(request.param), request.param)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory, espalier):
+    return init_model(espalier, tmp_path_factory.mktemp("adapters"))
+
+
+def digests(folder):
+    return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(folder.iterdir())}
+
+
+def equal(first, second):
+    return first.keys() == second.keys() and all(np.array_equal(first[name], second[name]) for name in first)
+
+
+def seen(engine, rows):
+    """What an engine says of its adapter: log-probabilities, gradients, samples."""
+    samples = engine.sample([[1, 2, 3], [1, 2]], samples=2, max_new_tokens=4, stop_ids=[], seed=3)
+    return {**{f"row {k}": row for k, row in enumerate(engine.logprobs(rows))}, **engine.gradients(),
+            **{f"sample {k}": row["input_ids"] for k, row in enumerate(samples)},
+            **{f"sampled {k}": row["logprobs"] for k, row in enumerate(samples)}}  # fmt: skip
+
+
+def loss_of(metrics):
+    return metrics["loss"], metrics["grad_norm"], metrics["encoded_tokens"]
+
+
+def in_turns(engines, rows, use):
+    """Three steps of each adapter on rows of its own, of two calls each, in an order that interleaves everything."""
+    told = []
+    for step in range(3):
+        for half in (0, 1):
+            for k, engine in enumerate(engines):
+                use(k)
+                told.append(loss_of(engine.forward_backward(rows[k], indices=range(4 * half + step, 4 * half + step + 3))))
+        for k, engine in reversed(list(enumerate(engines))):
+            use(k)
+            told.append(seen(engine, rows[k]))
+            told.append(engine.optim_step(learning_rate=0.05 / (k + step + 1)))
+            told.append(seen(engine, rows[k]))
+    return told
+
+
+def same(first, second):
+    return len(first) == len(second) and all(
+        equal(a, b) if isinstance(a, dict) else a == b for a, b in zip(first, second, strict=True))  # fmt: skip
+
+
+def test_adapters_in_turns_are_engines_of_their_own(any_folder, tmp_path):
+    rows = [random_rows(91, "sft"), random_rows(92, "sft")]
+    alone = [engine_of(any_folder, lora=lora, **RATE) for lora in (SMALL, LARGE)]
+    expected = in_turns(alone, rows, lambda k: None)
+    engine = engine_of(any_folder, adapters=True, **RATE)
+    adapters = [engine.new_adapter(SMALL), engine.new_adapter(LARGE)]
+    assert same(in_turns([engine, engine], rows, lambda k: engine.use(adapters[k])), expected)
+    for k, adapter in enumerate(adapters):
+        engine.use(adapter)
+        assert engine.adapter is adapter and engine.step == 3
+        engine.save(tmp_path / f"shared {k}")
+        alone[k].save(tmp_path / f"alone {k}")
+        assert digests(tmp_path / f"shared {k}") == digests(tmp_path / f"alone {k}")
+    # Negative control: an adapter that begins otherwise.
+    adapters = [engine.new_adapter(SMALL, seed=7), engine.new_adapter(LARGE)]
+    assert not same(in_turns([engine, engine], rows, lambda k: engine.use(adapters[k])), expected)
+
+
+def test_an_adapter_of_the_engine_takes_turns_with_others(folder):
+    rows = [random_rows(93, "sft"), random_rows(94, "sft")]
+    expected = in_turns([engine_of(folder, lora=lora, **RATE) for lora in (SMALL, LARGE)], rows, lambda k: None)
+    engine = engine_of(folder, lora=SMALL, **RATE)
+    adapters = [engine.adapter, engine.new_adapter(LARGE)]
+    assert same(in_turns([engine, engine], rows, lambda k: engine.use(adapters[k])), expected)
+
+
+def test_the_weights_alone(folder, tmp_path):
+    rows = random_rows(95, "sft")
+    plain, engine = engine_of(folder), engine_of(folder, adapters=True, **RATE)
+    assert engine.adapter is None and equal(seen(engine, rows), seen(plain, rows))
+    engine.use(engine.new_adapter(SMALL))
+    engine.forward_backward(rows)
+    assert set(engine.gradients()) and all(".lora_" in name for name in engine.gradients())
+    engine.optim_step()
+    assert not equal(seen(engine, rows), seen(plain, rows))
+    engine.use(None)
+    assert equal(seen(engine, rows), seen(plain, rows)) and engine.gradients() == {} and engine.step == 0
+    for call in (lambda: engine.forward_backward(rows), lambda: engine.load(tmp_path / "saved")):
+        engine.use(None)
+        plain.save(tmp_path / "saved") if not (tmp_path / "saved").exists() else None
+        with pytest.raises(package.InputError, match="expected an adapter of new_adapter in use, .*, received none"):
+            call()
+    with pytest.raises(package.InputError, match="optim_step: expected gradients"):
+        engine.optim_step()
+    engine.save(tmp_path / "weights")  # no optimiser was made for them
+    assert not (tmp_path / "weights/optimizer.safetensors").exists() and (tmp_path / "saved/optimizer.safetensors").exists()
+    assert digests(tmp_path / "weights")["model.safetensors"] == digests(tmp_path / "saved")["model.safetensors"]
+
+
+def test_weights_are_trained_beside_adapters(folder):
+    rows, others = random_rows(96, "sft"), random_rows(97, "sft")
+    plain, engine = engine_of(folder, **RATE), engine_of(folder, **RATE)
+    adapter = engine.new_adapter(SMALL)
+    for step in range(2):
+        assert loss_of(engine.forward_backward(rows)) == loss_of(plain.forward_backward(rows))
+        engine.use(adapter)
+        engine.forward_backward(others)
+        assert all(".lora_" in name for name in engine.gradients())
+        engine.use(None)
+        assert equal(seen(engine, rows), seen(plain, rows))
+        assert engine.optim_step() == plain.optim_step()
+        engine.use(adapter)
+        assert engine.optim_step()["step"] == step + 1
+        engine.use(None)
+    assert equal(seen(engine, rows), seen(plain, rows))
+
+
+def test_copies_do_not_move(folder, tmp_path):
+    rows = random_rows(98, "sft")
+    engine = engine_of(folder, adapters=True, **RATE)
+    adapter = engine.new_adapter(SMALL)
+    engine.use(adapter)
+    engine.forward_backward(rows)
+    engine.optim_step()
+    before = seen(engine, rows)
+    copy = adapter.copy()
+    engine.forward_backward(rows)
+    engine.optim_step()
+    assert not equal(seen(engine, rows), before)
+    engine.use(copy)
+    assert equal(seen(engine, rows), before) and engine.step == 1
+    with pytest.raises(package.InputError, match="expected an adapter of new_adapter in use, .*, received a copy, which cannot"):
+        engine.forward_backward(rows)
+    assert equal(seen(engine, rows), before)
+    # It is saved without optimiser, and opens as an adapter of its own, here and in an adapter that there is.
+    engine.save(tmp_path / "copy")
+    assert not (tmp_path / "copy/optimizer.safetensors").exists()
+    engine.use(engine.new_adapter(adapter=tmp_path / "copy"))
+    assert equal(seen(engine, rows), before) and engine.step == 0
+    engine.use(adapter)
+    moved = seen(engine, rows)
+    with pytest.raises(package.InputError, match='expected a checkpoint with optimizer adamw, .*, received "none"'):
+        engine.load(tmp_path / "copy")
+    assert equal(seen(engine, rows), moved)
+    engine.load(tmp_path / "copy", optimizer=False)
+    assert equal(seen(engine, rows), before) and engine.step == 0
+
+
+@pytest.mark.parametrize("options", [{"adapters": True}, {"dtype": "bfloat16"}])
+def test_weights_are_loaded_without_the_optimiser(folder, tmp_path, options):
+    rows = random_rows(99, "sft")
+    engine = engine_of(folder, **RATE | options)
+    engine.use(engine.new_adapter(SMALL) if "adapters" in options else None)
+    for _ in range(2):
+        engine.forward_backward(rows)
+        engine.optim_step()
+    engine.save(tmp_path / "saved")
+    engine.forward_backward(rows)
+    engine.optim_step()
+    engine.load(tmp_path / "saved", optimizer=False)
+    other = (engine_of(folder, **RATE, adapter=tmp_path / "saved") if "adapters" in options
+             else engine_of(tmp_path / "saved", **RATE | options))  # fmt: skip
+    for each in (engine, other):
+        assert each.step == 0 and each.gradients() == {}
+        each.forward_backward(rows)
+        each.optim_step()
+    assert equal(seen(engine, rows), seen(other, rows))
+    engine.load(tmp_path / "saved")  # negative control: with it
+    assert engine.step == 2
+    engine.forward_backward(rows)
+    engine.optim_step()
+    assert not equal(seen(engine, rows), seen(other, rows))
+
+
+def test_a_failure_leaves_other_adapters_alone(folder):
+    rows = random_rows(100, "sft")
+    engine = engine_of(folder, adapters=True, **RATE)
+    kept, failing = engine.new_adapter(SMALL), engine.new_adapter(LARGE)
+    engine.use(kept)
+    engine.forward_backward(rows)
+    before = engine.gradients()
+    engine.use(failing)
+    engine.forward_backward(rows)
+    with pytest.raises(ZeroDivisionError):
+        engine.forward_backward(rows, progress=lambda done, total: 1 / 0)
+    assert engine.gradients() == {}
+    engine.use(kept)
+    assert before and equal(engine.gradients(), before)
+
+
+def test_no_switch_inside_a_call(folder):
+    rows = random_rows(101, "sft")
+    engine = engine_of(folder, adapters=True, **RATE)
+    first, second = engine.new_adapter(SMALL), engine.new_adapter(LARGE)
+    engine.use(first)
+    for call in (lambda: engine.use(second), lambda: engine.use(None), first.copy, lambda: engine.new_adapter(SMALL)):
+        with pytest.raises(package.InputError, match="expected one call at a time, received one during another"):
+            engine.forward_backward(rows, progress=lambda done, total: call())
+        assert engine.adapter is first and engine.gradients() == {}
+    engine.forward_backward(rows)
+    assert set(engine.gradients()) == {name for name in engine.gradients() if "q_proj" in name or "o_proj" in name}
+
+
+def test_adapters_that_cannot_be_used(folder):
+    engine = engine_of(folder, adapters=True)
+    other = engine_of(folder, adapters=True).new_adapter(SMALL)
+    for adapter in (other, other.copy(), "adapter"):
+        with pytest.raises(package.InputError, match="adapter: expected one of this engine, received"):
+            engine.use(adapter)
+    assert engine.adapter is None
+    with pytest.raises(package.InputError, match="lora: expected a LoraConfig with lora_rank or adapter, received one with neither"):
+        engine.new_adapter(lora_alpha=2)
+    with pytest.raises(package.InputError, match="lora-targets: the model has no linear map `query`"):
+        engine.new_adapter(SMALL, lora_targets="query")
+    with pytest.raises(package.InputError, match="LoraConfig: expected only lora_rank, .*, received learning_rate"):
+        engine.new_adapter(SMALL, learning_rate=1)
