@@ -461,6 +461,10 @@ class Engine:
 class Adapter:
     """An adapter of an `Engine`: its matrices, gradients and optimiser state. Made by `Engine.new_adapter`.
 
+    Args:
+        engine: Whose weights it adapts.
+        adapter: What the engine works with.
+
     Examples:
         >>> adapter = engine.new_adapter(lora_rank=2)
         >>> type(adapter).__name__

@@ -28,7 +28,7 @@ def weights(run, step):
 
 def test_every_command_explains_itself(espalier):
     overview = espalier("--help").stdout
-    for command in ["prepare", "import", "inspect", "plan", "export", "train", "rerun", "launch", "logprobs", "merge", "sample", "verify", "bench", "device", "synth", "init",
+    for command in ["prepare", "import", "inspect", "plan", "export", "train", "rerun", "launch", "serve", "logprobs", "merge", "sample", "verify", "bench", "device", "synth", "init",
                     "completion", "man"]:  # fmt: skip
         assert re.search(rf"^  {command} +[A-Z]", overview, re.MULTILINE), command
         text = espalier(command, "--help").stdout

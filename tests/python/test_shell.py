@@ -15,7 +15,7 @@ import pytest
 
 from conftest import REPOSITORY
 
-COMMANDS = ["prepare", "import", "inspect", "plan", "export", "train", "rerun", "launch", "logprobs", "merge", "sample", "verify", "bench", "device", "synth", "init", "completion", "man"]
+COMMANDS = ["prepare", "import", "inspect", "plan", "export", "train", "rerun", "launch", "serve", "logprobs", "merge", "sample", "verify", "bench", "device", "synth", "init", "completion", "man"]
 SHELLS = ["bash", "zsh", "fish"]
 
 

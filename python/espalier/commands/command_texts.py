@@ -10,9 +10,11 @@ from pathlib import Path
 
 from ..io.arguments import export_parser, import_parser
 from ..launch.arguments import launch_parser
+from ..server.arguments import serve_parser
 from .arguments import argument_parser
 
-PARSERS = {"prepare": argument_parser, "import": import_parser, "export": export_parser, "launch": launch_parser}
+PARSERS = {"prepare": argument_parser, "import": import_parser, "export": export_parser, "launch": launch_parser,
+           "serve": serve_parser}  # fmt: skip
 
 
 @dataclass

@@ -21,6 +21,7 @@ void add_all_commands(std::deque<Command>* all, const std::function<std::string(
   add(train_command(version));
   add(rerun_command(version));
   add(launch_command());
+  add(serve_command());
   add(logprobs_command());
   add(merge_command());
   add(sample_command());

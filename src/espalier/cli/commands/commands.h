@@ -69,6 +69,7 @@ Command plan_command();
 Command prepare_command();
 Command rerun_command(const std::function<std::string()>& version, const Group* group = nullptr);
 Command sample_command();
+Command serve_command();
 Command synth_command();
 /// `version` gives the text of --version, which runs store.
 /// `group`: the ranks that train together; nullptr: one process.

@@ -179,6 +179,13 @@ Command launch_command() {
                      .package = "transformers"});
 }
 
+Command serve_command() {
+  return command_of({.name = "serve",
+                     .summary = "Serve the Tinker API on this machine, on trees: training and sampling of adapters",
+                     .words = {"-m", "espalier.server"},
+                     .package = "uvicorn"});
+}
+
 Command completion_command(const std::deque<Command>* all) {
   enum class Shell { kBash, kZsh, kFish };
   static constexpr auto kShells =

@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`espalier serve`: the Tinker API on one's own machine."""

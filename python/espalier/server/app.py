@@ -1,0 +1,356 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The routes of the Tinker API over HTTP: bodies, answers and errors. What they do is in service.py."""
+
+import asyncio
+import hmac
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any, TypeVar
+
+import pydantic
+import zstandard
+from google.protobuf.message import DecodeError
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import FileResponse, JSONResponse, PlainTextResponse, Response
+from starlette.routing import Route
+
+from ..errors import InputError
+from . import requests, schema
+from .errors import Refused
+from .futures import Failure, Future
+from .service import Service, digest
+from .store import CheckpointPath
+
+BODY_BYTES = 64 << 20      # of a request, after decompression
+POLL_SECONDS = 30.0        # that retrieve_future waits; clients allow 45
+METADATA_BYTES = 4 << 20   # results above it are announced first, where the client asks for that
+
+Handler = Callable[[Request], Awaitable[Response]]
+Body = TypeVar("Body", bound=requests.Request)
+
+
+async def _body(request: Request) -> bytes:
+    """Raises Refused where it is too long."""
+    parts, size = [], 0
+    async for part in request.stream():
+        size += len(part)
+        if size > BODY_BYTES:
+            raise Refused(f"expected a body of at most {BODY_BYTES} bytes, received more", 413)
+        parts.append(part)
+    body = b"".join(parts)
+    encoding = request.headers.get("content-encoding", "identity")
+    if encoding == "identity":
+        return body
+    if encoding != "zstd":
+        raise Refused(f"content-encoding: expected zstd or none, received {encoding!r}", 415)
+    try:
+        with zstandard.ZstdDecompressor(max_window_size=1 << 27).stream_reader(body) as reader:
+            body = reader.read(BODY_BYTES + 1)
+    except zstandard.ZstdError as error:
+        raise Refused(f"expected a body in zstd, received something else: {error}") from None
+    if len(body) > BODY_BYTES:
+        raise Refused(f"expected a body of at most {BODY_BYTES} bytes after decompression, received more", 413)
+    return body
+
+
+async def _read(request: Request, kind: type[Body]) -> Body:
+    """The body as a request of this kind. Raises Refused."""
+    try:
+        return kind.model_validate_json(await _body(request) or b"{}")
+    except pydantic.ValidationError as error:
+        first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+        place = ".".join(map(str, first["loc"])) or "body"
+        raise Refused(f"{place}: {first['msg']}") from None
+
+
+def _promise(future: Future) -> Response:
+    return JSONResponse({"request_id": future.request_id, **future.extra})
+
+
+def _page(found: list[Any], request: Request, name: str) -> dict[str, Any]:
+    def number(key: str, default: int) -> int:
+        text = request.query_params.get(key, str(default))
+        if not text.isdigit() or int(text) > 1 << 31:
+            raise Refused(f"{key}: expected a whole number from 0 on, received {text[:100]!r}")
+        return int(text)
+
+    limit, offset = number("limit", 20), number("offset", 0)
+    return {name: found[offset : offset + limit], "cursor": {"offset": offset, "limit": limit, "total_count": len(found)}}
+
+
+class App:
+    """The handlers of all routes.
+
+    Args:
+        service: What they ask.
+        api_key: That clients have to send; "": none.
+    """
+
+    def __init__(self, service: Service, api_key: str) -> None:
+        self.service = service
+        self._key = digest(api_key) if api_key else b""
+
+    def starlette(self) -> Starlette:
+        """The application for a server of ASGI."""
+        def post(path: str, handler: Handler) -> Route:
+            return Route(f"/api/v1/{path}", self._safe(handler), methods=["POST"])
+
+        def get(path: str, handler: Handler) -> Route:
+            return Route(f"/api/v1/{path}", self._safe(handler), methods=["GET"])
+
+        run = "training_runs/{run}"
+        checkpoint = run + "/checkpoints/{kind}/{name}"
+        routes = [
+            get("healthz", self._health), get("get_server_capabilities", self._capabilities),
+            post("client/config", self._config), post("client/dynamic_config", self._dynamic_config),
+            post("telemetry", self._telemetry), post("create_session", self._create_session),
+            post("session_heartbeat", self._heartbeat), post("sessions/{session}/finish", self._finish_session),
+            get("sessions", self._list_sessions), get("sessions/{session}", self._get_session),
+            post("create_model", self._create_model), post("get_info", self._get_info),
+            post("unload_model", self._unload_model), post("forward_backward", self._forward_backward),
+            post("optim_step", self._optim_step), post("save_weights", self._save_weights),
+            post("save_weights_for_sampler", self._save_for_sampler), post("load_weights", self._load_weights),
+            post("save_weights_external", self._save_external), post("copy_weights", self._copy_weights),
+            post("weights_info", self._weights_info), post("create_custom_loss", self._custom_loss),
+            post("create_sampling_session", self._create_sampling_session),
+            post("join_sampling_session", self._join_sampling_session), post("asample", self._sample),
+            post("retrieve_future", self._retrieve), post("retrieve_futures", self._retrieve_many),
+            post("cancel_future", self._cancel), get("samplers/{sampler}", self._get_sampler),
+            get("training_runs", self._list_runs), get(run, self._get_run), get(run + "/checkpoints", self._list_of_run),
+            get("checkpoints", self._list_checkpoints), get(checkpoint + "/external_weights_urls", self._urls),
+            get(checkpoint + "/files/{file:path}", self._file),
+            Route(f"/api/v1/{checkpoint}", self._safe(self._delete), methods=["DELETE"]),
+            Route(f"/api/v1/{checkpoint}/ttl", self._safe(self._ttl), methods=["PUT"]),
+            Route("/metrics", self._safe(self._metrics), methods=["GET"])]  # fmt: skip
+        return Starlette(routes=routes, lifespan=self._lifespan)
+
+    @asynccontextmanager
+    async def _lifespan(self, app: Starlette) -> AsyncIterator[None]:
+        for base in self.service.bases.values():
+            base.start()
+        watch = asyncio.get_running_loop().create_task(self.service.watch_sessions())
+        try:
+            yield
+        finally:
+            self.service.is_stopping = True
+            watch.cancel()
+            for base in self.service.bases.values():
+                await base.stop()
+
+    def _safe(self, handler: Handler) -> Handler:
+        """With the key checked, and with errors as answers."""
+        async def answer(request: Request) -> Response:
+            open_to_all = request.url.path == "/api/v1/healthz"
+            if self._key and not open_to_all and not hmac.compare_digest(self._key, digest(_key_of(request))):
+                return JSONResponse({"detail": "expected the API key of this server (TINKER_API_KEY, header X-API-Key)"}, 401)
+            try:
+                return await handler(request)
+            except Refused as error:
+                return JSONResponse({"detail": str(error)}, error.status)
+            except InputError as error:
+                return JSONResponse({"detail": str(error)}, 400)
+
+        return answer
+
+    # Server and sessions.
+
+    async def _health(self, request: Request) -> Response:
+        return JSONResponse({"status": "ok"})
+
+    async def _capabilities(self, request: Request) -> Response:
+        models = [{"model_name": base.name, "max_context_length": base.max_context, "trainable": True, "sampleable": True}
+                  for base in self.service.bases.values()]  # fmt: skip
+        return JSONResponse({"supported_models": models})
+
+    async def _config(self, request: Request) -> Response:
+        await _body(request)
+        return JSONResponse({"pjwt_auth_enabled": False, "parallel_fwdbwd_chunks": True, "proto_compress_fwdbwd": True,
+                             "sample_join_sampling_session": True, "use_pyqwest_transport": False,
+                             "custom_loss_server_side": False})  # fmt: skip
+
+    async def _dynamic_config(self, request: Request) -> Response:
+        await _body(request)
+        return JSONResponse({"sample_cancel_enabled": True})
+
+    async def _telemetry(self, request: Request) -> Response:
+        await _body(request)
+        return JSONResponse({"status": "accepted"})
+
+    async def _create_session(self, request: Request) -> Response:
+        session = self.service.create_session(await _read(request, requests.CreateSession))
+        return JSONResponse({"type": "create_session", "session_id": session.session_id})
+
+    async def _heartbeat(self, request: Request) -> Response:
+        self.service.session((await _read(request, requests.OfSession)).session_id)
+        return JSONResponse({"type": "session_heartbeat"})
+
+    async def _finish_session(self, request: Request) -> Response:
+        await _body(request)
+        session = self.service.session(request.path_params["session"])
+        await self.service.end_session(session, "the session has ended: its client finished it")
+        return Response(status_code=204)
+
+    async def _list_sessions(self, request: Request) -> Response:
+        return JSONResponse({"sessions": _page(list(self.service.sessions), request, "sessions")["sessions"]})
+
+    async def _get_session(self, request: Request) -> Response:
+        session = self.service.sessions.get(request.path_params["session"])
+        if session is None:
+            raise Refused("session_id: expected a session that goes on", 404)
+        return JSONResponse({"training_run_ids": list(session.models), "sampler_ids": list(session.samplers),
+                             "display_name": session.display_name})  # fmt: skip
+
+    async def _metrics(self, request: Request) -> Response:
+        """Tokens and waiting requests, as Prometheus reads them."""
+        counts = {**self.service.counter.counts(), "waiting_requests": self.service.futures.pending,
+                  "sessions": len(self.service.sessions)}  # fmt: skip
+        return PlainTextResponse("".join(f"espalier_{name} {value:g}\n" for name, value in sorted(counts.items())))
+
+    # Models.
+
+    async def _create_model(self, request: Request) -> Response:
+        return _promise(self.service.create_model(await _read(request, requests.CreateModel)))
+
+    async def _get_info(self, request: Request) -> Response:
+        model = self.service.model((await _read(request, requests.OfModel)).model_id)
+        return JSONResponse({"type": "get_info", "model_id": model.model_id, "model_name": model.base.name, "is_lora": True,
+                             "lora_rank": model.lora.rank, "model_data": {
+                                 "model_name": model.base.name, "tokenizer_id": str(model.base.folder)}})  # fmt: skip
+
+    async def _unload_model(self, request: Request) -> Response:
+        model_id = (await _read(request, requests.OfModel)).model_id
+        return _promise(self.service.unload_model(model_id))
+
+    async def _forward_backward(self, request: Request) -> Response:
+        body = await _body(request)
+        try:
+            message = schema.ForwardBackwardRequest.FromString(body)
+        except DecodeError:
+            raise Refused("expected a ForwardBackwardRequest in protobuf (SDK 0.38), received something else") from None
+        return _promise(self.service.forward_backward(message))
+
+    async def _optim_step(self, request: Request) -> Response:
+        return _promise(self.service.optim_step(await _read(request, requests.OptimStep)))
+
+    async def _custom_loss(self, request: Request) -> Response:
+        await _body(request)
+        raise Refused("create_custom_loss: expected custom losses to run in the client, as client/config says")
+
+    # Weights.
+
+    async def _save_weights(self, request: Request) -> Response:
+        return _promise(self.service.save_weights(await _read(request, requests.SaveWeights)))
+
+    async def _save_external(self, request: Request) -> Response:
+        return _promise(self.service.save_weights(await _read(request, requests.SaveWeights), "external_weights"))
+
+    async def _save_for_sampler(self, request: Request) -> Response:
+        return _promise(self.service.save_for_sampler(await _read(request, requests.SaveForSampler)))
+
+    async def _load_weights(self, request: Request) -> Response:
+        return _promise(self.service.load_weights(await _read(request, requests.LoadWeights)))
+
+    async def _copy_weights(self, request: Request) -> Response:
+        return JSONResponse({"tinker_path": self.service.copy_weights(await _read(request, requests.CopyWeights))})
+
+    async def _weights_info(self, request: Request) -> Response:
+        return JSONResponse(self.service.weights_info((await _read(request, requests.OfCheckpoint)).tinker_path))
+
+    async def _list_runs(self, request: Request) -> Response:
+        runs = [{key: value for key, value in run.items() if key != "about"} for run in self.service.store.runs()]
+        return JSONResponse(_page(runs, request, "training_runs"))
+
+    async def _get_run(self, request: Request) -> Response:
+        run = self.service.store.run(request.path_params["run"])
+        if run is None:
+            raise Refused("training_run_id: expected a known training run", 404)
+        del run["about"]
+        return JSONResponse(run)
+
+    async def _list_of_run(self, request: Request) -> Response:
+        run = request.path_params["run"]
+        if self.service.store.run(run) is None:
+            raise Refused("training_run_id: expected a known training run", 404)
+        return JSONResponse({"checkpoints": self.service.store.checkpoints(run)})
+
+    async def _list_checkpoints(self, request: Request) -> Response:
+        return JSONResponse(_page(self.service.store.checkpoints(), request, "checkpoints"))
+
+    async def _delete(self, request: Request) -> Response:
+        self.service.store.delete(_path_of(request))
+        return Response(status_code=204)
+
+    async def _ttl(self, request: Request) -> Response:
+        self.service.store.set_ttl(_path_of(request), (await _read(request, requests.TimeToLive)).ttl_seconds)
+        return Response(status_code=204)
+
+    async def _urls(self, request: Request) -> Response:
+        folder = self.service.store.find(_path_of(request))
+        prefix = str(request.url).split("/external_weights_urls")[0]
+        names = sorted(str(file.relative_to(folder)) for file in folder.rglob("*") if file.is_file())
+        return JSONResponse({"urls": {name: f"{prefix}/files/{name}" for name in names}, "expires": "9999-12-31T00:00:00Z"})
+
+    async def _file(self, request: Request) -> Response:
+        folder = self.service.store.find(_path_of(request)).resolve()
+        file = (folder / request.path_params["file"]).resolve()
+        if not file.is_relative_to(folder) or not file.is_file():
+            raise Refused("expected a file of the checkpoint", 404)
+        return FileResponse(file)
+
+    # Samplers.
+
+    async def _create_sampling_session(self, request: Request) -> Response:
+        sampler = await self.service.create_sampling_session(await _read(request, requests.CreateSamplingSession))
+        return JSONResponse({"type": "create_sampling_session", "sampling_session_id": sampler})
+
+    async def _join_sampling_session(self, request: Request) -> Response:
+        sampler = self.service.sampler((await _read(request, requests.OfSamplingSession)).sampling_session_id)
+        sampler.clients += 1
+        return JSONResponse({"type": "join_sampling_session", "client_counter": sampler.clients})
+
+    async def _get_sampler(self, request: Request) -> Response:
+        sampler = self.service.sampler(request.path_params["sampler"])
+        return JSONResponse({"sampler_id": sampler.sampler_id, "base_model": sampler.base.name, "model_path": sampler.model_path})
+
+    async def _sample(self, request: Request) -> Response:
+        return _promise(self.service.sample(await _read(request, requests.Sample)))
+
+    # Futures.
+
+    async def _retrieve(self, request: Request) -> Response:
+        asked = await _read(request, requests.RetrieveFuture)
+        future = self.service.futures.get(asked.request_id)
+        if future is None:
+            raise Refused("request_id: expected a request of this server whose result has not expired", 410)
+        try:
+            await asyncio.wait_for(future.done.wait(), POLL_SECONDS)
+        except TimeoutError:
+            state = {"type": "try_again", "request_id": future.request_id, "queue_state": "active",
+                     "queue_state_reason": f"{self.service.futures.pending} requests wait"}  # fmt: skip
+            return JSONResponse(state, 408)
+        if isinstance(future.payload, Failure):
+            return JSONResponse({"error": future.payload.error, "category": future.payload.category})
+        if asked.allow_metadata_only and future.size > METADATA_BYTES:
+            return JSONResponse({"status": "complete_metadata", "response_payload_size": future.size})
+        if isinstance(future.payload, bytes):
+            return Response(future.payload, media_type="application/x-protobuf")
+        return JSONResponse(future.payload)
+
+    async def _retrieve_many(self, request: Request) -> Response:
+        return JSONResponse(await self.service.completions(await _read(request, requests.RetrieveFutures)))
+
+    async def _cancel(self, request: Request) -> Response:
+        self.service.cancel((await _read(request, requests.CancelFuture)).request_id)
+        return Response(status_code=204)
+
+
+def _key_of(request: Request) -> str:
+    return request.headers.get("x-api-key") or request.headers.get("authorization", "").removeprefix("Bearer ")
+
+
+def _path_of(request: Request) -> CheckpointPath:
+    given = request.path_params
+    return CheckpointPath.of(given["run"], f"{given['kind']}/{given['name']}")
+
+

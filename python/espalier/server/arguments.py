@@ -1,0 +1,78 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The command line of `espalier serve`."""
+
+import argparse
+import os
+import re
+from pathlib import Path
+
+from ..commands.command_line import ArgumentParser, check_model, positive
+
+DESCRIPTION = """\
+Serves the Tinker API (SDK 0.38) on this machine: training and sampling of LoRA
+adapters for clients of `tinker` and its cookbook. Prefixes that the data of a
+batch share are encoded once, forward and backward, with exactly the gradients of
+training on each datum alone.
+"""
+
+EPILOG = """\
+clients:
+  TINKER_BASE_URL=http://127.0.0.1:8000 TINKER_API_KEY=tml-local python my_loop.py
+  A client asks for a model by NAME, or by the name of its folder.
+
+examples:
+  espalier serve --model runs/SmolLM2
+  espalier serve --model Qwen/Qwen3-0.6B=models/qwen --state runs/server \\
+      --device cuda --dtype bfloat16
+
+Without --host only this machine can connect. Whoever can connect can use the
+server, unless --api-key or ESPALIER_API_KEY sets a key.
+Ctrl-C or SIGTERM ends it after what runs; checkpoints that were saved stay.
+
+exit codes: 0 ended by a signal, 1 bad input, 2 wrong arguments.
+"""
+
+
+def serve_parser() -> ArgumentParser:
+    """All flags."""
+    parser = ArgumentParser(prog="espalier serve", description=DESCRIPTION, epilog=EPILOG,
+                            formatter_class=argparse.RawDescriptionHelpFormatter)  # fmt: skip
+    add = parser.add_argument
+    add("--model", action="append", required=True, metavar="[NAME=]DIR",
+        help="Hugging Face folder of a model, and the name by which clients ask for it (default: that of the folder); "
+             "may be repeated")  # fmt: skip
+    add("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
+    add("--port", type=int, default=8000, help="port to listen on; 0: any that is free (default: %(default)s)")
+    add("--state", type=Path, default=Path("espalier-state"), metavar="DIR", help="folder of checkpoints (default: %(default)s)")
+    add("--api-key", default=os.environ.get("ESPALIER_API_KEY", ""), metavar="KEY",
+        help="key that clients have to send (default: that of ESPALIER_API_KEY, else none)")  # fmt: skip
+    add("--dtype", default="float32", choices=("float32", "float64", "bfloat16"), help="precision (default: %(default)s)")
+    add("--device", default="cpu", help="device, such as cpu or cuda:0 (default: %(default)s)")
+    add("--memory-budget", metavar="SIZE", help="memory that a step may use, such as 16GiB (default: no limit)")
+    add("--token-budget", type=positive, metavar="N", help="tokens of a micro-batch at most (default: no limit)")
+    add("--threads", type=positive, metavar="N", help="CPU threads (default: all cores)")
+    add("--max-adapters", type=positive, default=32, metavar="N",
+        help="adapters kept in memory; others lie in --state until they are used (default: %(default)s)")  # fmt: skip
+    return parser
+
+
+def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
+    """The arguments; `model` has folders by name."""
+    parser = serve_parser()
+    found = parser.parse_args(arguments)
+    found.model = _models(parser, found.model)
+    return found
+
+
+def _models(parser: ArgumentParser, given: list[str]) -> dict[str, Path]:
+    """Folders by name, of [NAME=]DIR."""
+    models: dict[str, Path] = {}
+    for text in given:
+        match = re.fullmatch(r"([^=/][^=]*)=(.+)", text)
+        folder = Path(match[2] if match else text)
+        name = match[1] if match else folder.resolve().name
+        check_model(parser, folder)
+        if name in models:
+            parser.error(f"argument --model: expected another name for each model, received {name} twice")
+        models[name] = folder
+    return models

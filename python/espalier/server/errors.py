@@ -1,0 +1,15 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the server answers where a request cannot be served."""
+
+
+class Refused(Exception):
+    """A request that cannot be served as it is: answered with this HTTP status, or as the error of its future.
+
+    Args:
+        message: What was expected, and what was received.
+        status: Of HTTP, where the request has no future yet.
+    """
+
+    def __init__(self, message: str, status: int = 400) -> None:
+        super().__init__(message)
+        self.status = status

@@ -1,0 +1,85 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Results that clients fetch later, as often as they like until they expire."""
+
+import asyncio
+import time
+from collections import OrderedDict
+from dataclasses import dataclass, field
+from typing import Any
+
+KEPT_SECONDS = 3600.0     # after a result is there
+KEPT_BYTES = 1 << 30      # of all results; the oldest go first
+PENDING_REQUESTS = 16384  # that wait for a result, of all clients
+
+
+@dataclass
+class Failure:
+    """Why a request has no result; category: "user" or "server"."""
+
+    error: str
+    category: str = "server"
+
+
+@dataclass
+class Future:
+    """The result of one request: bytes of protobuf, an object of JSON, or a Failure."""
+
+    request_id: str
+    extra: dict[str, Any] = field(default_factory=dict)  # of the first answer, beside request_id
+    payload: bytes | dict[str, Any] | Failure | None = None
+    done_at: float = 0.0
+    done: asyncio.Event = field(default_factory=asyncio.Event)
+    is_cancelled: bool = False
+
+    @property
+    def size(self) -> int:
+        return len(self.payload) if isinstance(self.payload, bytes) else 256
+
+
+class Futures:
+    """All of a server. Used on the thread of the event loop alone."""
+
+    def __init__(self) -> None:
+        self._pending: dict[str, Future] = {}
+        self._done: OrderedDict[str, Future] = OrderedDict()
+        self._bytes = 0
+
+    def get(self, request_id: str) -> Future | None:
+        """The future of a request; None where there was none, or its result has expired."""
+        self._expire()
+        return self._pending.get(request_id) or self._done.get(request_id)
+
+    def create(self, request_id: str, **extra: Any) -> Future:
+        """The future of a new request."""
+        future = Future(request_id, extra)
+        self._pending[request_id] = future
+        return future
+
+    @property
+    def is_full(self) -> bool:
+        """Whether no more requests are to be taken."""
+        return len(self._pending) >= PENDING_REQUESTS
+
+    @property
+    def pending(self) -> int:
+        return len(self._pending)
+
+    def finish(self, future: Future, payload: bytes | dict[str, Any] | Failure) -> None:
+        """Sets the result; the first one counts."""
+        if future.done.is_set():
+            return
+        future.payload, future.done_at = payload, time.monotonic()
+        self._pending.pop(future.request_id, None)
+        self._done[future.request_id] = future
+        self._bytes += future.size
+        future.done.set()
+        self._expire()
+
+    def _expire(self) -> None:
+        oldest_kept = time.monotonic() - KEPT_SECONDS
+        while self._done:
+            first = next(iter(self._done.values()))
+            if first.done_at >= oldest_kept and (self._bytes <= KEPT_BYTES or len(self._done) == 1):
+                return
+            self._done.popitem(last=False)
+            self._bytes -= first.size

@@ -1,0 +1,54 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runs the server until a signal ends it."""
+
+import argparse
+from typing import Any
+
+import uvicorn
+
+from ..commands.console import say
+from ..errors import InputError
+from .app import App
+from .base import Base
+from .service import Service
+from .store import Store
+
+
+class _Server(uvicorn.Server):
+    """Says where it listens once it does."""
+
+    def __init__(self, config: uvicorn.Config, names: list[str]) -> None:
+        super().__init__(config)
+        self._names = names
+
+    async def startup(self, sockets: Any = None) -> None:
+        await super().startup(sockets)
+        if self.started:
+            host, port = self.servers[0].sockets[0].getsockname()[:2]
+            say(f"espalier serve: {', '.join(self._names)} on http://{host}:{port}")
+
+
+def _engine_options(arguments: argparse.Namespace) -> dict[str, Any]:
+    given = {"dtype": arguments.dtype, "device": arguments.device, "memory_budget": arguments.memory_budget,
+             "token_budget": arguments.token_budget, "threads": arguments.threads}  # fmt: skip
+    return {name: value for name, value in given.items() if value is not None}
+
+
+def serve(arguments: argparse.Namespace) -> None:
+    """Raises InputError.
+
+    Args:
+        arguments: Of command.parse_arguments.
+    """
+    store = Store(arguments.state)
+    try:
+        bases = {name: Base(name, folder, _engine_options(arguments), store, arguments.max_adapters)
+                 for name, folder in arguments.model.items()}  # fmt: skip
+        app = App(Service(bases, store), arguments.api_key).starlette()
+        config = uvicorn.Config(app, host=arguments.host, port=arguments.port, log_level="warning", timeout_graceful_shutdown=5)
+        server = _Server(config, list(bases))
+        server.run()
+    finally:
+        store.close()
+    if not server.started:
+        raise InputError(f"--port: expected a free port of {arguments.host}, received {arguments.port}, which cannot be used")
