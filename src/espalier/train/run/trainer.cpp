@@ -305,6 +305,7 @@ class TrainingRun {
     if (number == profiled_) options_.profiler->start();
     const auto begin = std::chrono::steady_clock::now();
     const Step step = steps_.take(number - 1);
+    if (number < last_) steps_.make_ahead(number);
     const StepResult result = compute_gradients(number, step);
     check_mapped_files();  // discard gradients if mapped data has disappeared
     const double rate = options_.learning_rate *
@@ -332,9 +333,7 @@ class TrainingRun {
     const auto micro_batch = [&](int64_t done, int64_t total) {
       if (events_.micro_batch) events_.micro_batch(number, done, total);
     };
-    return trainer_.add_gradients(step, loss_, micro_batch, [&] {
-      if (number < last_) steps_.make_ahead(number);
-    });
+    return trainer_.add_gradients(step, loss_, micro_batch);
   }
 
   /// Updates the weights, or leaves a bad step out, which completes the step.
