@@ -87,6 +87,10 @@ class TrainingRun {
         folder_(group_.is_first()
                     ? std::optional<RunFolder>(std::in_place, options.out, events.files, events.note)
                     : std::nullopt),
+        rescue_folder_(folder_ && !options.rescue_dir.empty()
+                           ? std::optional<RunFolder>(std::in_place, options.rescue_dir,
+                                                      std::vector<RunFile>(), events.note)
+                           : std::nullopt),
         last_(total_steps(trajectories, options)),
         evaluator_(held_out ? std::optional<Evaluator>(std::in_place, *held_out, options) : std::nullopt),
         checkpoint_{options.out, SourceModel(options.model), options.save_dtype},
@@ -444,7 +448,7 @@ class TrainingRun {
     CheckpointOptions elsewhere = checkpoint_;
     elsewhere.run_folder = options_.rescue_dir;
     try {
-      sweep_unfinished_checkpoints(options_.rescue_dir, /*all=*/false);
+      rescue_folder_->restore();
       const auto folder = save_checkpoint(elsewhere, trainer_.decoder(), trainer_.optimizer(), state_);
       forget_rescued(/*before=*/state_.step);
       rescued_ = state_.step;
@@ -520,7 +524,7 @@ class TrainingRun {
   const std::atomic<bool>* stop_;
   const Group& group_;
   // What the first rank writes; nullopt on others.
-  std::optional<RunFolder> folder_;
+  std::optional<RunFolder> folder_, rescue_folder_;
   std::optional<MetricsWriter> writer_;
   int64_t last_;
   std::optional<Evaluator> evaluator_;  // before the trainer, to check held-out rows before loading the model
