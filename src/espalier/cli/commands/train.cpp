@@ -331,6 +331,7 @@ class TrainRun {
   void open_device();
   void read_rows();
   void choose_options();
+  void make_room();
   void add_reference();
   void print_plan() const;
   bool train();
@@ -422,12 +423,38 @@ void TrainRun::choose_options() {
   note_carried_tensors(flags_.model);
   use_ = use_of(flags_, data_, device_);
   options_ = options_of(flags_, data_, *use_);
+  make_room();
   options_.profiler = profiler_ ? &*profiler_ : nullptr;
   warn_of_warmup(options_, total_steps(data_.trajectories, options_));
   files_ = files_of_the_run(options_, config_of_the_run(flags_, list_), mix_);
   note_router_losses(flags_);
   const std::string uneven = uneven_steps_note(data_.trajectories, options_);
   if (!uneven.empty()) log_line("{}", uneven);
+}
+
+/// Turns --save-in-background off if a step fits --memory-budget only without its copy.
+void TrainRun::make_room() {
+  if (!options_.save_in_background || options_.plan.memory_budget == 0) return;
+  const Loss loss = make_loss(data_.trajectories, options_.objective, options_.mix);
+  const auto fits = [&](const TrainOptions& options) {
+    try {
+      Steps(loss, options).try_longest(0, total_steps(data_.trajectories, options));
+      return true;
+    } catch (const InputError&) {
+      return false;  // said before the first step
+    }
+  };
+  TrainOptions waiting = options_;
+  waiting.save_in_background = false;
+  const int64_t copy = use_->optimizer_bytes - state_bytes(waiting, device_);
+  waiting.costs->memory.optimizer_bytes_per_parameter -= copy;
+  waiting.predicted_costs->memory.optimizer_bytes_per_parameter -= copy;
+  if (copy == 0 || fits(options_) || !fits(waiting)) return;
+  log_line(
+      "note: --save-in-background is off, because --memory-budget has no room for a copy of weights and "
+      "optimiser: the run waits while a checkpoint is written");
+  options_ = waiting;
+  use_->optimizer_bytes -= copy;
 }
 
 /// Adds the log-probabilities of --reference-model to the rows and the held-out rows.
