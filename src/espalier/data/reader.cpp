@@ -96,6 +96,10 @@ std::vector<fs::path> expand_file_patterns(std::span<const std::string> patterns
   std::vector<fs::path> paths;
   for (const std::string& pattern : patterns) {
     ESPALIER_CHECK(!pattern.empty(), "expected the name of a file of trajectories, received an empty one");
+    if (pattern == "-") {
+      paths.emplace_back("/dev/stdin");
+      continue;
+    }
     std::error_code error;
     const bool exists = fs::exists(fs::status(pattern, error));
     if (!exists && pattern.find_first_of("*?[") != std::string::npos) {

@@ -85,8 +85,8 @@ Trajectories read_trajectories(std::span<const std::filesystem::path> paths, con
                                ReadReport* report = nullptr);
 
 /// Expands file names and patterns in the given order. The matches of one pattern are sorted bytewise. A
-/// pattern contains `*`, `?` or `[...]` as in a shell; the name of an existing file is never a pattern.
-/// Throws InputError for a pattern without matches, an empty name, or a missing file.
+/// pattern contains `*`, `?` or `[...]` as in a shell; the name of an existing file is never a pattern. `-`
+/// is standard input. Throws InputError for a pattern without matches, an empty name, or a missing file.
 std::vector<std::filesystem::path> expand_file_patterns(std::span<const std::string> patterns);
 
 /// Like read_trajectories, for a file that holds JSONL (plain, gzip or zstd), whatever its name. A field that
