@@ -1,13 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs that nobody watches: where rows come from while they go on, where weights go, and what they do without."""
 
+import http.server
+import json
 import re
+import shutil
 import subprocess
+import sys
+import threading
+from pathlib import Path
 
 import pytest
 
 from conftest import REPOSITORY
-from test_faults import checkpoint, data, flags, last_of_each, same_checkpoint  # noqa: F401
+from test_faults import checkpoint, data, flags, last_of_each, same_checkpoint, saved_steps  # noqa: F401
 
 
 @pytest.fixture(scope="module")
@@ -49,3 +55,113 @@ def test_without_room_for_its_copy_a_checkpoint_is_waited_for(espalier, flags, t
     same_checkpoint(checkpoint(tmp_path / "tight", 3), checkpoint(tmp_path / "plain", 3))
     # Where nothing fits, the error is that of the run that was asked for.
     assert said not in budgeted("nothing", waits - 2, "--save-in-background", check=False).stderr
+
+
+# ---- Weights for a vLLM server -------------------------------------------------------------------------------------
+
+
+class Server(http.server.ThreadingHTTPServer):
+    """What vLLM documents of its endpoints: takes their payloads alone, and says so as vLLM does."""
+
+    def __init__(self):
+        super().__init__(("127.0.0.1", 0), Answers)
+        self.requests, self.adapters, self.weights, self.paused, self.fails = [], {}, None, False, {}
+        self.url = f"http://127.0.0.1:{self.server_address[1]}"
+        threading.Thread(target=self.serve_forever, daemon=True).start()
+
+
+class Answers(http.server.BaseHTTPRequestHandler):
+    def log_message(self, *_):
+        pass
+
+    def answer(self, status, body):
+        content = json.dumps(body).encode()
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content)
+
+    def do_GET(self):
+        self.server.requests.append(self.path)
+        models = [{"id": "base"}, *({"id": name} for name in self.server.adapters)]
+        known = {"/health": {}, "/v1/models": {"object": "list", "data": models}}
+        self.answer(*((200, known[self.path]) if self.path in known else (404, {"detail": "Not Found"})))
+
+    def do_POST(self):
+        server, body = self.server, json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        assert self.headers["Content-Type"] == "application/json"
+        server.requests.append((self.path, body))
+        if self.path in server.fails:
+            return self.answer(*server.fails[self.path])
+        if self.path == "/v1/load_lora_adapter" and set(body) == {"lora_name", "lora_path"}:
+            if body["lora_name"] in server.adapters:
+                return self.answer(400, {"error": {"message": f"The lora adapter '{body['lora_name']}' has already been loaded."}})
+            server.adapters[body["lora_name"]] = Path(body["lora_path"], "adapter_model.safetensors").read_bytes()
+        elif self.path == "/v1/unload_lora_adapter" and server.adapters.pop(body["lora_name"], None) is None:
+            return self.answer(404, {"error": {"message": f"The lora adapter '{body['lora_name']}' cannot be found."}})
+        elif self.path == "/pause?mode=keep":
+            server.paused = True
+        elif self.path == "/collective_rpc" and body["method"] == "reload_weights" and set(body["kwargs"]) == {"weights_path"}:
+            assert server.paused
+            server.weights = Path(body["kwargs"]["weights_path"], "model.safetensors").read_bytes()
+        elif self.path == "/reset_prefix_cache":
+            assert server.paused
+        elif self.path == "/resume":
+            server.paused = False
+        elif self.path != "/v1/unload_lora_adapter":
+            return self.answer(404, {"detail": "Not Found"})
+        self.answer(200, {})
+
+
+@pytest.fixture
+def server(monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", str(REPOSITORY / "python"))
+    server = Server()
+    yield server
+    server.shutdown()
+    server.server_close()
+
+
+def publishing(server, folder, *more):
+    return ["--publish", folder, "--publish-command", f"{sys.executable} -m espalier.publish {server.url}", *more]
+
+
+def test_a_vllm_server_loads_the_weights(espalier, flags, server, tmp_path):
+    espalier("train", *flags, "--out", tmp_path / "run", "--steps", 3, *publishing(server, tmp_path / "out", "--publish-every", 2))
+    assert server.weights == (checkpoint(tmp_path / "run", 3) / "model.safetensors").read_bytes()
+    assert not server.paused
+    path = lambda step: {"method": "reload_weights", "kwargs": {"weights_path": str(tmp_path / f"out/step_{step}")}}
+    of_one = lambda step: ["/health", ("/pause?mode=keep", {}), ("/collective_rpc", path(step)), ("/reset_prefix_cache", {}), ("/resume", {})]
+    assert server.requests == of_one(2) + of_one(3)
+
+
+def test_a_vllm_server_loads_adapters_under_new_names_and_forgets_old_ones(espalier, flags, server, tmp_path):
+    server.adapters = {"other-step_1": b"", "out-steps": b""}
+    words = ["train", *flags, "--out", tmp_path / "run", "--lora-rank", 2, *publishing(server, tmp_path / "out")]
+    espalier(*words, "--steps", 5)
+    weights = lambda step: (checkpoint(tmp_path / "run", step) / "adapter_model.safetensors").read_bytes()
+    published = {f"out-step_{step}": weights(step) for step in (4, 5)}
+    assert server.adapters == {"other-step_1": b"", "out-steps": b"", **published}
+    # A run that has lost its last steps publishes them again.
+    shutil.rmtree(checkpoint(tmp_path / "run", 5))
+    server.requests.clear()
+    espalier(*words, "--steps", 5, "--resume")
+    assert server.adapters == {"other-step_1": b"", "out-steps": b"", **published}
+    folder = str(tmp_path / "out/step_5")
+    assert server.requests == ["/health", "/v1/models", ("/v1/unload_lora_adapter", {"lora_name": "out-step_5"}),
+                               ("/v1/load_lora_adapter", {"lora_name": "out-step_5", "lora_path": folder})]  # fmt: skip
+
+
+def test_a_server_that_fails_is_one_warning_and_ends_no_run(espalier, flags, server, tmp_path):
+    warning = "could not be published: --publish-command: "
+    server.fails = {"/collective_rpc": (400, {"detail": "Missing\n'method' in request body"})}
+    words = ["train", *flags, "--steps", 2]
+    said = espalier(*words, "--out", tmp_path / "one", *publishing(server, tmp_path / "out")).stderr
+    assert said.count(warning) == 2 and said.count("/collective_rpc: 400 Bad Request") == 2, said
+    assert said.count("Missing\\n'method'") == 2 and not server.paused  # requests go on
+    assert saved_steps(tmp_path / "one") == [1, 2]
+    server.shutdown()
+    server.server_close()
+    said = espalier(*words, "--out", tmp_path / "two", *publishing(server, tmp_path / "out")).stderr
+    assert said.count(warning) == 2 and said.count("Connection refused") == 2, said
+    assert saved_steps(tmp_path / "two") == [1, 2]

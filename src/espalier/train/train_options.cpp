@@ -62,6 +62,8 @@ void add_step_options(TrainOptions* options, OptionList* list) {
   list->group("Steps");
   list->add("steps", &options->steps,
             "Optimiser steps (0: as many as --epochs need). With --scheduler linear or cosine the "
+  list->add("publish-command", &options->publish_command,
+            "Shell command that is run after each publication, with the folder as last argument");
             "learning rate falls to 0 at the last one, so another number on --resume changes the rate "
             "of all later steps",
             {.least = 0, .most = kMostSteps, .may_change = true});
@@ -145,6 +147,8 @@ void check_train_options(const TrainOptions& options) {
   check_objective_options(options.objective);
   if (!options.mix.empty()) check_mix(options.mix);
 }
+  ESPALIER_CHECK(options.publish_command.empty() || !options.publish.empty(),
+                 "--publish-command: requires --publish DIR");
 
 std::optional<LoraOptions> LoraFlags::trained(const DecoderConfig& config) const {
   std::optional<LoraOptions> given = options();

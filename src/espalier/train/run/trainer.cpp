@@ -541,6 +541,9 @@ class TrainingRun {
   int64_t saved_ = 0;    // step of the newest checkpoint
   int64_t rescued_ = 0;  // step of the checkpoint in the rescue folder; 0: none
   int64_t profiled_ = 0;
+      const std::string command = fmt::format("{} '{}'", options_.publish_command, folder.string());
+      const int status = options_.publish_command.empty() ? 0 : std::system(command.c_str());
+      ESPALIER_CHECK(status == 0, "--publish-command: {} has ended with status {}", command, status);
   bool save_failed_ = false;  // the exception came from writing a checkpoint
   std::string best_error_;    // why the best checkpoint could not be written; "": no error
   int64_t best_failed_step_ = 0;
