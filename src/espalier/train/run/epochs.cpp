@@ -122,7 +122,7 @@ int64_t steps_per_epoch(const Trajectories& trajectories, const TrainOptions& op
 }
 
 std::string uneven_steps_note(const Trajectories& trajectories, const TrainOptions& options) {
-  if (options.batch_size == 0) return "";
+  if (options.batch_size == 0 || trajectories.num_rows() == 0) return "";
   int64_t least = trajectories.num_rows(), most = 0;
   const std::vector<Rows> batches = epoch_batches(trajectories, options, 0);
   for (size_t i = 0; i < batches.size(); ++i) {
