@@ -22,7 +22,9 @@ FLAGS = ["--objective", "grpo", "--dtype", "float64", "--batch-size", "4", "--sh
 
 
 def flags(model, rows, out, *more):
-    return ["--model", str(model), "--data", str(rows), "--out", str(out), *FLAGS, *map(str, more)]
+    """`rows`: a file, or the folder that a run follows."""
+    source = "--follow" if rows.is_dir() else "--data"
+    return ["--model", str(model), source, str(rows), "--out", str(out), *FLAGS, *map(str, more)]
 
 
 def rows_with_loss(seed):
@@ -62,7 +64,18 @@ def one(folder, inputs, espalier):
 
 
 @pytest.fixture(scope="module")
-def found(folder, inputs):
+def followed(folder):
+    """A folder with all the rows that a run will get, and one to which more may come."""
+    for name in ("followed", "more"):
+        (folder / name).mkdir()
+        for file in range(2):
+            write_rows(folder / name / f"{file}.jsonl", rows_with_loss(7 + file))
+    (folder / "followed/stop").touch()
+    return folder / "followed", folder / "more"
+
+
+@pytest.fixture(scope="module")
+def found(folder, inputs, followed):
     model, rows, held_out = inputs
     evaluates = ["--eval-data", held_out, "--eval-every", 2]
     job = lambda name, ranks, out, *more, **other: {
@@ -81,6 +94,9 @@ def found(folder, inputs):
         job("killed", 2, "killed", *long, signal=[1, int(signal.SIGKILL), "step 3/"]),
         {"name": "bad row", "arguments": of_each("bad", (rows, bad))},
         {"name": "other rows", "arguments": of_each("others", (rows, rows, other))},
+        {"name": "follows", "arguments": [["train", *flags(model, followed[0], folder / "follows", *long)]] * 2},
+        {"name": "waits", "arguments": [["train", *flags(model, followed[1], folder / "waits", *long)]] * 2,
+         "signal": [1, int(signal.SIGTERM), "waiting for rows"]},
         {"name": "rerun by three", "arguments": [["rerun", str(folder / "two"), "--out", str(folder / "rerun")]] * 3},
     ]  # fmt: skip
     return outcomes(folder, jobs)
@@ -102,6 +118,26 @@ def test_any_number_of_ranks_gives_the_run_of_one_process(found, folder, one, na
     expected = weights(one)
     for key, value in weights(folder / name).items():
         assert np.abs(value - expected[key]).max() < 1e-12, key
+
+
+def test_all_ranks_take_the_same_files_as_they_come(found, folder, inputs, followed, espalier):
+    model = inputs[0]
+    espalier("train", *flags(model, followed[0], folder / "follows-alone", "--steps", 1_000_000))
+    statuses, outputs = found["follows"]
+    assert statuses == [0, 0], outputs
+    ours, alone = records(folder / "follows"), records(folder / "follows-alone")
+    assert [record["loss"] for record in ours] == pytest.approx([record["loss"] for record in alone], rel=1e-11)
+    last = alone[-1]["step"]
+    expected = weights(folder / "follows-alone", last)
+    for key, value in weights(folder / "follows", last).items():
+        assert np.abs(value - expected[key]).max() < 1e-12, key
+
+
+def test_ranks_that_wait_for_rows_are_stopped_together(found, folder):
+    statuses, outputs = found["waits"]
+    assert statuses == [3, 3], outputs
+    assert outputs[0].count("waiting for rows") == 1 and "waiting" not in outputs[1]
+    assert len(list((folder / "waits/checkpoints").glob("step_*"))) > 0
 
 
 def test_equal_numbers_of_ranks_give_equal_bits(found, folder):

@@ -8,6 +8,7 @@ list(APPEND torch_test_sources
   ${CMAKE_CURRENT_LIST_DIR}/run/checkpoints_test.cpp
   ${CMAKE_CURRENT_LIST_DIR}/run/epochs_test.cpp
   ${CMAKE_CURRENT_LIST_DIR}/run/evaluation_test.cpp
+  ${CMAKE_CURRENT_LIST_DIR}/run/follow_test.cpp
   ${CMAKE_CURRENT_LIST_DIR}/run/lora_run_test.cpp
   ${CMAKE_CURRENT_LIST_DIR}/run/metrics_test.cpp
   ${CMAKE_CURRENT_LIST_DIR}/run/publish_test.cpp

@@ -96,6 +96,10 @@ std::vector<fs::path> expand_file_patterns(std::span<const std::string> patterns
   std::vector<fs::path> paths;
   for (const std::string& pattern : patterns) {
     ESPALIER_CHECK(!pattern.empty(), "expected the name of a file of trajectories, received an empty one");
+    if (pattern == "-") {
+      paths.emplace_back("/dev/stdin");
+      continue;
+    }
     std::error_code error;
     const bool exists = fs::exists(fs::status(pattern, error));
     if (!exists && pattern.find_first_of("*?[") != std::string::npos) {
@@ -109,6 +113,26 @@ std::vector<fs::path> expand_file_patterns(std::span<const std::string> patterns
     paths.emplace_back(pattern);
   }
   return paths;
+}
+
+std::optional<std::vector<std::string>> next_files(const fs::path& folder, const std::set<std::string>& taken,
+                                                   int64_t count) {
+  constexpr auto kEndings = std::to_array({".jsonl", ".jsonl.gz", ".jsonl.zst", ".safetensors"});
+  std::error_code error;
+  const bool stops = fs::exists(folder / "stop", error);  // first, so that no file before it is missed
+  std::vector<std::string> names;
+  for (fs::directory_iterator entry(folder, error), end; !error && entry != end; entry.increment(error)) {
+    const std::string name = entry->path().filename().string();
+    const auto ends = [&](const char* ending) { return name.ends_with(ending); };
+    if (!name.starts_with('.') && std::ranges::any_of(kEndings, ends) && !taken.contains(name))
+      names.push_back(name);
+  }
+  const bool is_last = stops && !error;
+  if (names.empty() && is_last) return std::nullopt;
+  if (std::ssize(names) < count && !is_last) return names = {};
+  std::ranges::sort(names);
+  names.resize(std::min(names.size(), static_cast<size_t>(count)));
+  return names;
 }
 
 int64_t FieldTally::rows_with(Field field) const {

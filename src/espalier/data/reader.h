@@ -6,6 +6,8 @@
 #include <cstdint>
 #include <filesystem>
 #include <functional>
+#include <optional>
+#include <set>
 #include <span>
 #include <string>
 #include <string_view>
@@ -85,9 +87,15 @@ Trajectories read_trajectories(std::span<const std::filesystem::path> paths, con
                                ReadReport* report = nullptr);
 
 /// Expands file names and patterns in the given order. The matches of one pattern are sorted bytewise. A
-/// pattern contains `*`, `?` or `[...]` as in a shell; the name of an existing file is never a pattern.
-/// Throws InputError for a pattern without matches, an empty name, or a missing file.
+/// pattern contains `*`, `?` or `[...]` as in a shell; the name of an existing file is never a pattern. `-`
+/// is standard input. Throws InputError for a pattern without matches, an empty name, or a missing file.
 std::vector<std::filesystem::path> expand_file_patterns(std::span<const std::string> patterns);
+
+/// The first `count` names in `folder`, sorted bytewise, of files of trajectories (.jsonl, .jsonl.gz,
+/// .jsonl.zst, .safetensors, no dot in front) that are not in `taken`: whoever writes files renames them when
+/// they are whole. Empty if there are fewer. Once `folder` has a file `stop`, what is left, and then nullopt.
+std::optional<std::vector<std::string>> next_files(const std::filesystem::path& folder,
+                                                   const std::set<std::string>& taken, int64_t count);
 
 /// Like read_trajectories, for a file that holds JSONL (plain, gzip or zstd), whatever its name. A field that
 /// is null counts as absent. Fields that are not part of the format are ignored.

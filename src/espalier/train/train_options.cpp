@@ -23,6 +23,14 @@ void add_run_options(TrainOptions* options, OptionList* list) {
             "Folder of the run: config.toml, plan.txt (the first step's micro-batches, predicted and "
             "measured), metrics.jsonl, TensorBoard events, checkpoints/",
             {.path = PathKind::kFolder, .required = true});
+  list->add(
+      "follow", &options->follow,
+      "Instead of --data: train on the files that come into this folder while the run goes on, each once. "
+      "At most --steps steps, or until the folder has a file `stop`",
+      {.path = PathKind::kFolder});
+  list->add("follow-files", &options->follow_files,
+            "Files that --follow takes together, for steps of --batch-size rows",
+            {.least = 1, .most = kMostSteps});
   list->add("resume", &options->resume,
             "Continue from the newest checkpoint in --out, bitwise identical to a run without the "
             "interruption, unless --device, --learning-rate or, with --scheduler linear or cosine, the "
@@ -54,6 +62,8 @@ void add_run_options(TrainOptions* options, OptionList* list) {
       "Folder for samplers: the weights, or the adapter, after --publish-every steps as DIR/step_N, which "
       "appears complete. The newest two stay",
       {.path = PathKind::kFolder});
+  list->add("publish-command", &options->publish_command,
+            "Shell command that is run after each publication, with the folder as last argument");
   list->add("publish-every", &options->publish_every, "Steps between published weights",
             {.least = 1, .most = kMostSteps});
 }
@@ -137,6 +147,8 @@ void check_train_options(const TrainOptions& options) {
   ESPALIER_CHECK(options.keep_every == 0 || options.keep_last > 0,
                  "--keep-every {}: requires --keep-last N; without it all checkpoints are kept",
                  options.keep_every);
+  ESPALIER_CHECK(options.publish_command.empty() || !options.publish.empty(),
+                 "--publish-command: requires --publish DIR");
   // Each step multiplies weights by 1 - rate * weight_decay; below -1 they would diverge.
   const double rate = options.learning_rate;
   ESPALIER_CHECK(rate * options.optimizer.weight_decay <= 1,

@@ -62,6 +62,9 @@ struct TrainOptions {
   bool save_in_background = false;        // checkpoints but the last (run/background_save.h)
   int64_t keep_last = 0;                  // newest checkpoints to keep; 0: all
   int64_t keep_every = 0;                 // also keep those of steps that are multiples of it; 0: none
+  std::filesystem::path follow = {};      // folder of files to train on as they come; empty: none
+  int64_t follow_files = 1;               // as many are taken together
+  std::string publish_command = {};       // run with each published folder as its last argument; "": none
   std::filesystem::path publish = {};     // folder for weights without training state; empty: none
   int64_t publish_every = 1;              // steps between them; those of the last step are always published
   std::filesystem::path rescue_dir = {};  // for checkpoints that cannot be written to `out`; empty: none

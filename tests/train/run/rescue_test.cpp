@@ -50,7 +50,7 @@ class Rescue : public TrainerTest {
 TEST_F(Rescue, AStepThatCannotBeSavedIsContinuedFromTheRescueFolder) {
   const TrainOptions whole = run_of("whole", 1);
   ASSERT_TRUE(train(training_rows(), whole, {}));
-  EXPECT_FALSE(fs::exists(whole.rescue_dir));
+  EXPECT_FALSE(fs::exists(whole.rescue_dir / "checkpoints"));
   TrainOptions run = run_of("run", 1);
   events_.step = [&](int64_t step, const nlohmann::ordered_json&) {
     if (step == 3) block(run.out);
@@ -123,9 +123,11 @@ TEST_F(Rescue, ADamagedOneIsPassedOver) {
 
 TEST_F(Rescue, ARescueFolderThatCannotBeWrittenChangesNothing) {
   const TrainOptions run = run_of("run", 1);
-  write_text(run.rescue_dir, "a file in its place");
   events_.step = [&](int64_t step, const nlohmann::ordered_json&) {
-    if (step == 3) block(run.out);
+    if (step != 3) return;
+    block(run.out);
+    fs::remove_all(run.rescue_dir);
+    write_text(run.rescue_dir, "a file in its place");
   };
   const std::string message = message_of<RunError>([&] { train(training_rows(), run, events_); });
   EXPECT_NE(notes_.find("warning: step 3 could not be saved in --rescue-dir either: "), std::string::npos)
@@ -141,6 +143,28 @@ TEST_F(Rescue, ItIsForOneRunAlone) {
   const std::string message = message_of<InputError>([&] { train(training_rows(), run, {}); });
   EXPECT_NE(message.find(run.rescue_dir.string() + " holds a run already"), std::string::npos) << message;
   EXPECT_NE(message.find("another --rescue-dir"), std::string::npos) << message;
+}
+
+TEST_F(Rescue, TwoRunsCannotHaveTheSame) {
+  const TrainOptions run = run_of("run", 1);
+  TrainOptions other = run_of("other", 1);
+  other.rescue_dir = run.rescue_dir;
+  std::string message;
+  events_.step = [&](int64_t step, const nlohmann::ordered_json&) {
+    if (step == 1) message = message_of<InputError>([&] { train(training_rows(), other, {}); });
+  };
+  ASSERT_TRUE(train(training_rows(), run, events_));
+  EXPECT_TRUE(message.starts_with(run.rescue_dir.string() + ": process ")) << message;
+  EXPECT_NE(message.find(" is writing to this folder"), std::string::npos) << message;
+  EXPECT_EQ(newest(other.out), "");
+  ASSERT_TRUE(train(training_rows(), other, {}));  // once the first has ended
+}
+
+TEST_F(Rescue, AFolderThatCannotBeMadeIsAnErrorAtOnce) {
+  const TrainOptions run = run_of("run", 1);
+  write_text(run.rescue_dir, "a file in its place");
+  const std::string message = message_of<InputError>([&] { train(training_rows(), run, {}); });
+  EXPECT_NE(message.find("cannot make " + run.rescue_dir.string()), std::string::npos) << message;
 }
 
 }  // namespace

@@ -3,9 +3,12 @@
 
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <cmath>
+#include <future>
 #include <limits>
 #include <set>
+#include <thread>
 
 #include "espalier/base/check.h"
 #include "espalier/base/file.h"
@@ -62,6 +65,51 @@ TEST(Steps, OneThatCannotBeMadeAheadIsAnErrorWhenItIsTaken) {
   EXPECT_NE(message_of<InputError>([&] { steps.take(1); }).find("no token carries loss"), std::string::npos);
   steps.make_ahead(2);
   EXPECT_EQ(steps.take(2).rows, std::vector<int64_t>{2});
+}
+
+// What is made in the thread is what would be made without it, whatever is taken meanwhile, in every epoch.
+TEST(Steps, ThoseMadeAheadAreTheSame) {
+  Trajectories rows = training_rows();
+  rows.loss_weights = Column<uint8_t>(std::vector<uint8_t>(rows.num_tokens(), 1));
+  TrainOptions options;
+  options.batch_size = 3;
+  options.shuffle = Shuffle::kRows;
+  options.plan.token_budget = 48;
+  const Loss loss(rows, options.objective);
+  Steps plain(loss, options), ahead(loss, options);
+  const auto same = [](const Step& a, const Step& b) {
+    if (a.rows != b.rows || a.terms.offsets != b.terms.offsets) return false;
+    if (a.plan.micro_batches.size() != b.plan.micro_batches.size()) return false;
+    for (size_t i = 0; i < a.terms.values.size(); ++i) {
+      if (a.terms.values[i].coefficient != b.terms.values[i].coefficient) return false;
+    }
+    return a.forest.tokens == b.forest.tokens;
+  };
+  for (const int64_t index : {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 17, 3, 18}) {
+    EXPECT_TRUE(same(plain.take(index), ahead.take(index))) << index;
+    ahead.make_ahead(index + 1);
+  }
+  EXPECT_FALSE(same(plain.take(0), plain.take(1)));
+}
+
+// The forest waits for what comes after make_ahead: it is not waited for.
+TEST(Steps, TheNextOneIsMadeInAThread) {
+  Trajectories rows = from_rows({{1, 2, 3}, {4, 5, 6}});
+  const std::thread::id own = std::this_thread::get_id();
+  std::promise<void> gate;
+  std::atomic<bool> elsewhere = false;
+  rows.release = [&] {
+    elsewhere = std::this_thread::get_id() != own;
+    if (elsewhere) gate.get_future().wait();
+  };
+  TrainOptions options;
+  options.batch_size = 1;
+  const Loss loss(rows, options.objective);
+  Steps steps(loss, options);
+  steps.make_ahead(1);
+  gate.set_value();
+  EXPECT_EQ(steps.take(1).rows, std::vector<int64_t>{1});
+  EXPECT_TRUE(elsewhere);
 }
 
 struct ResumeCase {

@@ -30,7 +30,7 @@ using Json = nlohmann::ordered_json;
 
 // Flags of a run that would write where the run itself has written.
 constexpr auto kNotRepeated = std::to_array<std::string_view>(
-    {"out", "rescue-dir", "publish", "publish-every", "profile", "profile-step"});
+    {"out", "rescue-dir", "publish", "publish-every", "publish-command", "profile", "profile-step"});
 
 std::vector<std::string> lines_of(const std::string& text) {
   std::vector<std::string> lines;

@@ -161,7 +161,7 @@ TrainOptions options_of(const TrainArguments& flags, const MixedData& data, cons
 std::string config_of_the_run(const TrainArguments& flags, const OptionList& list) {
   nlohmann::ordered_json config = resolved_flags(list);
   if (flags.mix.file.empty()) {
-    config["data"] = flags.data.resolved();
+    if (!flags.data.data.empty()) config["data"] = flags.data.resolved();
     if (!flags.eval_data.empty()) config["eval-data"] = flags.held_out_data().resolved();
   } else {
     config["shuffle"] = list.at("shuffle").value();
@@ -263,6 +263,14 @@ void check_evaluation_flags(const TrainArguments& flags) {
                  evaluation.early_stop);
 }
 
+void check_follow_flags(const TrainArguments& flags, const OptionList& list) {
+  for (const char* other : {"data", "mix", "reference-model", "dry-run", "repeats"})
+    ESPALIER_CHECK(!list.at(other).is_given(), "--follow: cannot be combined with --{}", other);
+  ESPALIER_CHECK(flags.train.steps > 0, "--follow: requires --steps N, the most that the run takes");
+  ESPALIER_CHECK(std::filesystem::is_directory(flags.train.follow),
+                 "--follow: expected a folder, received {}", flags.train.follow.string());
+}
+
 void check_reference_flag(const TrainArguments& flags) {
   ESPALIER_CHECK(
       flags.reference_model.empty() || flags.train.group->size() == 1,
@@ -331,6 +339,7 @@ class TrainRun {
   void open_device();
   void read_rows();
   void choose_options();
+  void make_room();
   void add_reference();
   void print_plan() const;
   bool train();
@@ -391,7 +400,11 @@ int TrainRun::run() {
 void TrainRun::check_flags() const {
   ESPALIER_CHECK(flags_.train.profile_step == 0 || !flags_.profile.empty(),
                  "--profile-step {}: requires --profile FILE", flags_.train.profile_step);
-  flags_.mix.check(list_, flags_.data);
+  if (flags_.train.follow.empty()) {
+    flags_.mix.check(list_, flags_.data);
+  } else {
+    check_follow_flags(flags_, list_);
+  }
   check_evaluation_flags(flags_);
   check_reference_flag(flags_);
   check_objective_options(flags_.train.objective);
@@ -410,7 +423,7 @@ void TrainRun::open_device() {
 
 void TrainRun::read_rows() {
   if (flags_.mix.file.empty()) {
-    data_.trajectories = flags_.data.read(use_of_rows(flags_));
+    if (!flags_.data.data.empty()) data_.trajectories = flags_.data.read(use_of_rows(flags_));
   } else {
     data_ = flags_.mix.read(flags_.model, flags_.data);
     mix_ = flags_.mix.resolved();
@@ -422,12 +435,39 @@ void TrainRun::choose_options() {
   note_carried_tensors(flags_.model);
   use_ = use_of(flags_, data_, device_);
   options_ = options_of(flags_, data_, *use_);
+  make_room();
   options_.profiler = profiler_ ? &*profiler_ : nullptr;
   warn_of_warmup(options_, total_steps(data_.trajectories, options_));
   files_ = files_of_the_run(options_, config_of_the_run(flags_, list_), mix_);
   note_router_losses(flags_);
   const std::string uneven = uneven_steps_note(data_.trajectories, options_);
   if (!uneven.empty()) log_line("{}", uneven);
+}
+
+/// Turns --save-in-background off if a step fits --memory-budget only without its copy.
+void TrainRun::make_room() {
+  if (!options_.save_in_background || options_.plan.memory_budget == 0 || data_.trajectories.num_rows() == 0)
+    return;
+  const Loss loss = make_loss(data_.trajectories, options_.objective, options_.mix);
+  const auto fits = [&](const TrainOptions& options) {
+    try {
+      Steps(loss, options).try_longest(0, total_steps(data_.trajectories, options));
+      return true;
+    } catch (const InputError&) {
+      return false;  // said before the first step
+    }
+  };
+  TrainOptions waiting = options_;
+  waiting.save_in_background = false;
+  const int64_t copy = use_->optimizer_bytes - state_bytes(waiting, device_);
+  waiting.costs->memory.optimizer_bytes_per_parameter -= copy;
+  waiting.predicted_costs->memory.optimizer_bytes_per_parameter -= copy;
+  if (copy == 0 || fits(options_) || !fits(waiting)) return;
+  log_line(
+      "note: --save-in-background is off, because --memory-budget has no room for a copy of weights and "
+      "optimiser: the run waits while a checkpoint is written");
+  options_ = waiting;
+  use_->optimizer_bytes -= copy;
 }
 
 /// Adds the log-probabilities of --reference-model to the rows and the held-out rows.
@@ -473,6 +513,11 @@ TrainEvents TrainRun::events() {
   events.evaluated = [this](int64_t step, const auto& values, const EvaluationState& state) {
     note(evaluation_line(step, total_, values, state));
     finish(step);
+  };
+  events.read = [this](const std::vector<std::string>& names) {
+    DataFlags files = flags_.data;
+    for (const std::string& name : names) files.data.push_back((flags_.train.follow / name).string());
+    return files.read(use_of_rows(flags_));
   };
   events.predicted = std::bind_front(&TrainRun::on_prediction, this);
   events.saved = [this](const std::filesystem::path& folder) {

@@ -37,7 +37,7 @@ void DataFlags::add(OptionList* list, bool required) {
   list->add(
       "data", &data,
       "Trajectories: JSONL (plain, .gz or .zst) or packed .safetensors, see docs/data-format.md. Several "
-      "files, or patterns such as 'rows-*.jsonl', are read one after another",
+      "files, or patterns such as 'rows-*.jsonl', are read one after another. -: JSONL on standard input",
       {.path = PathKind::kFile, .required = required});
   list->add("skip-bad-rows", &skip_bad_rows, "Count and report bad rows instead of stopping at the first");
   list->add("limit", &limit, "Use only the first N trajectories (0: all)", {.least = 0});

@@ -12,16 +12,13 @@
 
 namespace espalier {
 
-StepResult StepTrainer::add_gradients(const Step& step, const Loss& loss, const MicroBatchProgress& progress,
-                                      const std::function<void()>& meanwhile) {
+StepResult StepTrainer::add_gradients(const Step& step, const Loss& loss,
+                                      const MicroBatchProgress& progress) {
   group_.check_equal("the step's rows, terms and shares", step.whole.digest);
   // Gradients of earlier steps are those of all ranks, and are added up again with the new ones.
   if (!group_.is_first()) decoder_.zero_gradients();
-  PendingStep pending = group_.together([&] {
-    PendingStep started = start_forward_backward(decoder_, step, loss, progress, group_);
-    if (meanwhile) meanwhile();
-    return started;
-  });
+  PendingStep pending =
+      group_.together([&] { return start_forward_backward(decoder_, step, loss, progress, group_); });
   StepResult result = finish(std::move(pending), group_);
   // An expert without tokens gets a zero gradient, so that its moments decay as those of fused experts do.
   decoder_.complete_gradients();

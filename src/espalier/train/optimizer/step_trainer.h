@@ -5,7 +5,6 @@
 #pragma once
 
 #include <exception>
-#include <functional>
 #include <string>
 #include <utility>
 
@@ -30,10 +29,9 @@ class StepTrainer {
   Optimizer& optimizer() { return optimizer_; }
   const Optimizer& optimizer() const { return optimizer_; }
 
-  /// Accumulates the gradients of the step's loss, over all ranks. `meanwhile` is called when all work has
-  /// been queued on the device. After an exception the gradients contain part of the step's.
-  StepResult add_gradients(const Step& step, const Loss& loss, const MicroBatchProgress& progress = {},
-                           const std::function<void()>& meanwhile = {});
+  /// Accumulates the gradients of the step's loss, over all ranks. After an exception they contain part of
+  /// the step's.
+  StepResult add_gradients(const Step& step, const Loss& loss, const MicroBatchProgress& progress = {});
 
   void zero_gradients() { decoder_.zero_gradients(); }
 

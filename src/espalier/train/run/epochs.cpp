@@ -122,7 +122,7 @@ int64_t steps_per_epoch(const Trajectories& trajectories, const TrainOptions& op
 }
 
 std::string uneven_steps_note(const Trajectories& trajectories, const TrainOptions& options) {
-  if (options.batch_size == 0) return "";
+  if (options.batch_size == 0 || trajectories.num_rows() == 0) return "";
   int64_t least = trajectories.num_rows(), most = 0;
   const std::vector<Rows> batches = epoch_batches(trajectories, options, 0);
   for (size_t i = 0; i < batches.size(); ++i) {
@@ -185,7 +185,10 @@ void check_loss_of_steps(const Trajectories& trajectories, const TrainOptions& o
 }
 
 Step Steps::take(int64_t index) {
-  if (ahead_ && ahead_index_ == index) return std::move(*std::exchange(ahead_, std::nullopt));
+  RECORD_USER_SCOPE("plan");  // what the run waits for, not what the thread does
+  if (!ahead_.valid()) return make(index);
+  if (ahead_index_ == index) return ahead_.get();
+  ahead_.wait();  // both would use the batches of the epoch
   return make(index);
 }
 
@@ -206,12 +209,9 @@ void Steps::try_longest(int64_t first, int64_t last) {
 }
 
 void Steps::make_ahead(int64_t index) {
-  try {
-    ahead_ = make(index);
-    ahead_index_ = index;
-  } catch (const std::exception&) {
-    ahead_.reset();
-  }
+  if (ahead_.valid()) ahead_.wait();
+  ahead_index_ = index;
+  ahead_ = std::async(std::launch::async, [this, index] { return make(index); });
 }
 
 const std::vector<std::vector<int64_t>>& Steps::batches_of(int64_t index) {
@@ -225,7 +225,6 @@ const std::vector<std::vector<int64_t>>& Steps::batches_of(int64_t index) {
 }
 
 Step Steps::make(int64_t index) {
-  RECORD_USER_SCOPE("plan");
   const std::vector<std::vector<int64_t>>& batches = batches_of(index);
   return make_share(loss_, batches[index % static_cast<int64_t>(batches.size())],
                     {.plan = options_.plan,

@@ -3,7 +3,7 @@
 #pragma once
 
 #include <cstdint>
-#include <optional>
+#include <future>
 #include <string>
 #include <vector>
 
@@ -32,8 +32,8 @@ int64_t total_steps(const Trajectories& trajectories, const TrainOptions& option
 void check_loss_of_steps(const Trajectories& trajectories, const TrainOptions& options, int64_t first,
                          int64_t last);
 
-/// Makes the steps of a run, by index from 0: this rank's shares. Can prepare the next one while the device
-/// is busy.
+/// Makes the steps of a run, by index from 0: this rank's shares. The next one can be made in a thread. Its
+/// functions are called by one thread.
 class Steps {
  public:
   /// `loss` and `options` must outlive this object.
@@ -45,7 +45,7 @@ class Steps {
   /// what take() would throw if the plan's budgets are too small.
   void try_longest(int64_t first, int64_t last);
 
-  /// Prepares the step that take(index) will return. Errors are thrown by take(index).
+  /// Begins to make the step that take(index) will return. Errors are thrown by take(index).
   void make_ahead(int64_t index);
 
  private:
@@ -56,8 +56,8 @@ class Steps {
   const TrainOptions& options_;
   std::vector<std::vector<int64_t>> batches_;  // of the current epoch
   int64_t epoch_ = 0;
-  std::optional<Step> ahead_;
   int64_t ahead_index_ = 0;
+  std::future<Step> ahead_;  // last, so that its thread ends first
 };
 
 }  // namespace espalier

@@ -127,6 +127,9 @@ std::vector<std::string> used_columns(const TrainOptions& options) {
 
 void check_data(const Words& words, const RunState& saved, const RunState& now, const TrainOptions& options,
                 const Note& note) {
+  ESPALIER_CHECK(saved.taken.has_value() == now.taken.has_value(), "{}: the run began with {} --follow; {}",
+                 words.title, now.taken ? "no" : "a", words.advice);
+  if (now.taken) return;  // its rows are compared when they are read again
   ESPALIER_CHECK(saved.data_rows == now.data_rows && saved.data_tokens == now.data_tokens,
                  "{}: the run was on {} trajectories with {} tokens, the data has {} with {}", words.title,
                  saved.data_rows, saved.data_tokens, now.data_rows, now.data_tokens);

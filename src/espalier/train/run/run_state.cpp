@@ -117,6 +117,7 @@ RunState run_state_of(const Trajectories& trajectories, const TrainOptions& opti
     state.settings->adjustable[kScheduledSteps] = total_steps(trajectories, options);
   }
   if (options.trains_adapter()) add_source(options, &state);
+  if (!options.follow.empty()) state.taken.emplace();
   return state;
 }
 
@@ -149,6 +150,7 @@ Json to_json(const RunState& state) {
                           {"since_best", state.evaluation->since_best},
                           {"data_hashes", state.evaluation->data_hashes}};
   }
+  if (state.taken) json["taken"] = nlohmann::json(*state.taken);
   return json;
 }
 
@@ -176,6 +178,11 @@ RunState state_from_json(const Json& json, const std::string& file) {
   state.settings = settings(json, file);
   state.file_hashes = hashes(json, "file_hashes", file);
   state.evaluation = evaluation(json, file);
+  try {
+    if (json.contains("taken")) state.taken = nlohmann::json(json["taken"]).get<TakenFiles>();
+  } catch (const nlohmann::json::exception& error) {
+    throw InputError(fmt::format("{}: taken: {}", file, error.what()));
+  }
   state.model_config = json.value("model_config", Json());
   ESPALIER_CHECK(state.model_config.is_null() || state.model_config.is_object(),
                  "{}: model_config: expected an object, received {}", file, state.model_config.dump());

@@ -8,7 +8,9 @@
 #include <filesystem>
 #include <map>
 #include <optional>
+#include <set>
 #include <string>
+#include <vector>
 
 #include "espalier/base/check.h"
 #include "espalier/data/trajectories.h"
@@ -42,6 +44,15 @@ struct EvaluationState {
 /// The adjustable setting with the number of steps, if the learning rate falls to 0 at the last one.
 inline constexpr const char* kScheduledSteps = "steps";
 
+/// The files of --follow that a run has taken. `newest`: those with the rows of the steps first_step + 1 to
+/// last_step.
+struct TakenFiles {
+  std::set<std::string> names{};
+  std::vector<std::string> newest{};
+  int64_t first_step = 0, last_step = 0;
+};
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(TakenFiles, names, newest, first_step, last_step)
+
 struct RunState {
   int64_t step = 0;           // optimiser steps done; at least 1 in a run
   int64_t skipped_steps = 0;  // of these, the steps whose update was left out (skip_bad_steps)
@@ -55,6 +66,7 @@ struct RunState {
   nlohmann::ordered_json model_config = {};
   std::map<std::string, std::string> file_hashes = {};
   std::optional<EvaluationState> evaluation = {};  // if the run evaluates
+  std::optional<TakenFiles> taken = {};            // if it follows a folder; data_* are of the newest files
 };
 
 /// The state of a run on `trajectories` before the first step.

@@ -4,14 +4,17 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
+#include <cstdlib>
 #include <optional>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
 #include "espalier/base/check.h"
 #include "espalier/base/hash.h"
 #include "espalier/base/mapped_file_guard.h"
+#include "espalier/data/reader.h"
 #include "espalier/engine/order.h"
 #include "espalier/model/weights/tensor_bytes.h"
 #include "espalier/model/weights/weights.h"
@@ -79,24 +82,25 @@ class TrainingRun {
   /// Loads the model and, on resume, the state of the run.
   TrainingRun(const Trajectories& trajectories, const TrainOptions& options, const TrainEvents& events,
               const std::atomic<bool>* stop, const HeldOut* held_out)
-      : trajectories_(trajectories),
-        options_(options),
+      : options_(options),
         events_(events),
         stop_(stop),
         group_(*options.group),
         folder_(group_.is_first()
                     ? std::optional<RunFolder>(std::in_place, options.out, events.files, events.note)
                     : std::nullopt),
+        rescue_folder_(folder_ && !options.rescue_dir.empty()
+                           ? std::optional<RunFolder>(std::in_place, options.rescue_dir,
+                                                      std::vector<RunFile>(), events.note)
+                           : std::nullopt),
         last_(total_steps(trajectories, options)),
         evaluator_(held_out ? std::optional<Evaluator>(std::in_place, *held_out, options) : std::nullopt),
         checkpoint_{options.out, SourceModel(options.model), options.save_dtype},
         trainer_(load_model(options), options.optimizer, group_),
         cost_(cost_of(trainer_.decoder())),
-        loss_(make_loss(trajectories, options.objective, options.mix)),
         state_(run_state_of(trajectories, options)),
         resumed_(resume_run()),
         first_(resumed_.empty() ? 0 : step_of(resumed_)),
-        steps_(loss_, options),
         saves_(options.save_every, last_) {
     group_.check_equal("the settings and data of the run", hash_text(to_json(state_).dump()));
     state_.step = first_;
@@ -104,11 +108,16 @@ class TrainingRun {
     (is_rescued ? rescued_ : saved_) = first_;
     if (first_ > 0) state_.skipped_steps = read_run_state(resumed_).skipped_steps;
     if (evaluator_) resume_evaluations();
+    if (!state_.taken) {
+      use_rows(trajectories);
+    } else if (first_ > 0) {
+      follow_on(read_run_state(resumed_));
+    }
   }
 
   /// Returns false if it was stopped before the last step.
   bool run() {
-    if (first_ < last_) check_before_the_first_step();
+    if (first_ < last_ && !state_.taken) check_before_the_first_step();
     if (folder_) folder_->write_files();
     if (folder_ && rescued_ > 0) try_to_save(first_, /*stop=*/false, [&] { save_now(); });
     if (events_.started) events_.started(last_, first_);
@@ -154,14 +163,72 @@ class TrainingRun {
 
   /// Throws InputError early for errors that would occur in a later step.
   void check_before_the_first_step() {
-    check_loss_of_steps(trajectories_, options_, first_, last_);
-    steps_.try_longest(first_, last_);
+    check_loss_of_steps(loss_->trajectories(), options_, first_, last_);
+    steps_->try_longest(first_, last_);
+  }
+
+  void use_rows(const Trajectories& rows) {
+    loss_.emplace(make_loss(rows, options_.objective, options_.mix));
+    steps_.emplace(*loss_, options_);
+  }
+
+  // ---- Rows that come while the run goes on
+
+  /// Takes the files of the next steps. Returns false if there will be none, or the run is stopped.
+  bool take_rows() {
+    TakenFiles taken = *state_.taken;
+    taken.newest.clear();
+    for (bool waits = false; taken.newest.empty();) {
+      if (stopping()) return false;
+      nlohmann::json names;
+      if (folder_) {
+        if (auto next = next_files(options_.follow, taken.names, options_.follow_files)) names = *next;
+      }
+      names = nlohmann::json::parse(group_.gather(names.dump()).front());
+      if (names.is_null()) return false;
+      names.get_to(taken.newest);
+      if (!taken.newest.empty()) continue;
+      if (!std::exchange(waits, true)) note("waiting for rows in " + options_.follow.string());
+      std::this_thread::sleep_for(std::chrono::milliseconds(200));
+    }
+    read_rows(taken.newest);
+    taken.names.insert(taken.newest.begin(), taken.newest.end());
+    taken.first_step = state_.step;
+    taken.last_step = state_.step + options_.epochs * steps_per_epoch(followed_, options_);
+    state_.taken = std::move(taken);  // last: no checkpoint names files that cannot be used
+    return true;
+  }
+
+  void read_rows(const std::vector<std::string>& names) {
+    steps_.reset();
+    followed_ = events_.read(names);
+    use_rows(followed_);
+    state_.data_rows = followed_.num_rows();
+    state_.data_tokens = followed_.num_tokens();
+    state_.data_hashes = content_hashes(followed_);
+    group_.check_equal("the rows that were taken", nlohmann::json(state_.data_hashes).dump());
+  }
+
+  /// Continues with the files of a checkpoint.
+  void follow_on(const RunState& saved) {
+    state_.taken = saved.taken;
+    if (saved.taken->last_step == first_) return;
+    read_rows(saved.taken->newest);
+    ESPALIER_CHECK(state_.data_hashes == saved.data_hashes,
+                   "--resume: the rows that the run has taken are not those of {}",
+                   nlohmann::json(saved.taken->newest).dump());
   }
 
   bool take_steps() {
     if (is_evaluation_due() && !make_up_for_evaluation()) return false;
     while (state_.step < last_ && !ends_early()) {
       if (state_.step == first_ && stopping()) return false;  // before the first step
+      if (state_.taken && state_.step == state_.taken->last_step && !take_rows()) {
+        if (stopping()) return false;
+        last_ = state_.step;
+        if (is_evaluation_due()) evaluate();
+        break;
+      }
       const nlohmann::ordered_json metrics = take_step(state_.step + 1);
       if (folder_) restore_folder();
       if (writer_) writer_->write(state_.step, metrics);
@@ -304,7 +371,10 @@ class TrainingRun {
   nlohmann::ordered_json take_step(int64_t number) {
     if (number == profiled_) options_.profiler->start();
     const auto begin = std::chrono::steady_clock::now();
-    const Step step = steps_.take(number - 1);
+    const auto [before, end] = state_.taken ? std::pair(state_.taken->first_step, state_.taken->last_step)
+                                            : std::pair(int64_t{0}, last_);
+    const Step step = steps_->take(number - 1 - before);
+    if (number < end) steps_->make_ahead(number - before);
     const StepResult result = compute_gradients(number, step);
     check_mapped_files();  // discard gradients if mapped data has disappeared
     const double rate = options_.learning_rate *
@@ -318,7 +388,7 @@ class TrainingRun {
 
     nlohmann::ordered_json metrics = {{"step", number}};
     metrics.update(step_metrics(cost_, options_.objective, result, seconds));
-    for (const auto& [name, value] : signal_metrics(loss_, step.whole.rows)) metrics[name] = value;
+    for (const auto& [name, value] : signal_metrics(*loss_, step.whole.rows)) metrics[name] = value;
     if (options_.predicted_costs) add_prediction(number, step, result, &metrics);
     metrics["grad_norm"] = norm;
     for (const auto& [kind, value] : norms) metrics["grad_norm/" + kind] = value;
@@ -332,15 +402,13 @@ class TrainingRun {
     const auto micro_batch = [&](int64_t done, int64_t total) {
       if (events_.micro_batch) events_.micro_batch(number, done, total);
     };
-    return trainer_.add_gradients(step, loss_, micro_batch, [&] {
-      if (number < last_) steps_.make_ahead(number);
-    });
+    return trainer_.add_gradients(step, *loss_, micro_batch);
   }
 
   /// Updates the weights, or leaves a bad step out, which completes the step.
   void update(int64_t number, const Step& step, double loss, double rate, double norm) {
     try {
-      check_finite(trainer_.decoder(), step, loss_, fmt::format("step {}", number), loss, norm, group_);
+      check_finite(trainer_.decoder(), step, *loss_, fmt::format("step {}", number), loss, norm, group_);
       update_weights(number, step, rate, norm);
     } catch (const NonFiniteError& error) {
       const bool may_skip = state_.skipped_steps < options_.skip_bad_steps;
@@ -358,7 +426,7 @@ class TrainingRun {
     } catch (const NonFiniteError& error) {
       throw NonFiniteError(fmt::format("step {}: {}; {}; the step has rows {}", number, error.what(),
                                        worst_gradient(trainer_.decoder()),
-                                       row_list(trajectories_, step.whole.rows)));
+                                       row_list(loss_->trajectories(), step.whole.rows)));
     }
   }
 
@@ -373,8 +441,9 @@ class TrainingRun {
 
   void add_prediction(int64_t number, const Step& step, const StepResult& result,
                       nlohmann::ordered_json* metrics) const {
-    const StepPrediction prediction = predict_step(
-        *options_.predicted_costs, step, needs_logprob_pass(step, loss_) || needs_routing_pass(step, loss_));
+    const StepPrediction prediction =
+        predict_step(*options_.predicted_costs, step,
+                     needs_logprob_pass(step, *loss_) || needs_routing_pass(step, *loss_));
     (*metrics)["predicted_seconds"] = prediction.total_seconds();
     (*metrics)["predicted_peak_bytes"] = prediction.largest_peak_bytes();
     if (events_.predicted && number == first_ + 1) events_.predicted(step, prediction, result);
@@ -445,7 +514,7 @@ class TrainingRun {
     CheckpointOptions elsewhere = checkpoint_;
     elsewhere.run_folder = options_.rescue_dir;
     try {
-      sweep_unfinished_checkpoints(options_.rescue_dir, /*all=*/false);
+      rescue_folder_->restore();
       const auto folder = save_checkpoint(elsewhere, trainer_.decoder(), trainer_.optimizer(), state_);
       forget_rescued(/*before=*/state_.step);
       rescued_ = state_.step;
@@ -472,6 +541,9 @@ class TrainingRun {
     if (options_.publish.empty() || !is_due) return;
     try {
       const auto folder = publish_weights(options_.publish, checkpoint_, trainer_.decoder(), state_.step);
+      const std::string command = fmt::format("{} '{}'", options_.publish_command, folder.string());
+      const int status = options_.publish_command.empty() ? 0 : std::system(command.c_str());
+      ESPALIER_CHECK(status == 0, "--publish-command: {} has ended with status {}", command, status);
       note("published " + folder.string());
     } catch (const std::exception& error) {
       note(fmt::format("warning: step {} could not be published: {}; the run continues", state_.step,
@@ -515,24 +587,24 @@ class TrainingRun {
     return fmt::format("saved {}, continue with --resume", checkpoint_folder(options_.out, saved_).string());
   }
 
-  const Trajectories& trajectories_;
   const TrainOptions& options_;
   const TrainEvents& events_;
   const std::atomic<bool>* stop_;
   const Group& group_;
   // What the first rank writes; nullopt on others.
-  std::optional<RunFolder> folder_;
+  std::optional<RunFolder> folder_, rescue_folder_;
   std::optional<MetricsWriter> writer_;
   int64_t last_;
   std::optional<Evaluator> evaluator_;  // before the trainer, to check held-out rows before loading the model
   CheckpointOptions checkpoint_;
   StepTrainer trainer_;
   ModelCost cost_;
-  Loss loss_;
+  Trajectories followed_;  // of the newest files of --follow
+  std::optional<Loss> loss_;
+  std::optional<Steps> steps_;
   RunState state_;                 // state_.step: the last completed step
   std::filesystem::path resumed_;  // checkpoint resumed from; empty: none
   int64_t first_;                  // its step
-  Steps steps_;
   SaveSchedule saves_;
   BackgroundSave writing_;
   int64_t saved_ = 0;    // step of the newest checkpoint
@@ -549,7 +621,8 @@ bool train(const Trajectories& trajectories, const TrainOptions& options, const 
            const std::atomic<bool>* stop, const HeldOut* held_out) {
   check_train_options(options);
   if (held_out != nullptr) check_evaluation_options(held_out->options);
-  ESPALIER_CHECK(trajectories.num_rows() > 0, "expected trajectories to train on, received none");
+  ESPALIER_CHECK(trajectories.num_rows() > 0 || !options.follow.empty(),
+                 "expected trajectories to train on, received none");
   return TrainingRun(trajectories, options, events, stop, held_out).run();
 }
 

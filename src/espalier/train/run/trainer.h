@@ -32,6 +32,8 @@ struct TrainEvents {
   /// Called after the first step if options.predicted_costs is set: predicted and measured micro-batches.
   std::function<void(const Step& step, const StepPrediction& prediction, const StepResult& result)> predicted;
   std::function<void(const std::filesystem::path& folder)> saved;
+  /// Reads files of options.follow.
+  std::function<Trajectories(const std::vector<std::string>& names)> read;
   /// Called during an evaluation, and with its results; `state` includes them.
   std::function<void(int64_t step, int64_t done, int64_t total)> evaluating;
   std::function<void(int64_t step, const nlohmann::ordered_json& values, const EvaluationState& state)>
@@ -59,6 +61,9 @@ class RunError : public std::runtime_error {
 /// metrics is not an error. If the folder is removed during the run, it is recreated with events.files and
 /// later checkpoints (run_folder.h); failure to do so is an error at the end, or at once if another run has
 /// locked the folder.
+///
+/// With options.follow the rows are those of its files, as events.read gives them, and `trajectories` is
+/// empty. Checkpoints name the files that were taken, so that a resumed run goes on with the next row.
 ///
 /// With `held_out`, the rows are evaluated by its options, and the evaluation state is part of checkpoints.
 /// *stop also interrupts an evaluation, which is then made first on resume. Early stopping ends the run as
