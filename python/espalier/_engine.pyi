@@ -39,12 +39,9 @@ class Engine:
     def adapter(self) -> Adapter:
         """What is in use."""
 
-    def forward_backward(self, rows: espalier._core.Trajectories, indices: Sequence[int] | None, objective: Sequence[tuple[str, str]], progress: object | None) -> list[tuple[str, int | float]]:
-        """The metrics, by name."""
-
-    def forward_backward_custom(self, rows: espalier._core.Trajectories, indices: Sequence[int] | None, options: Sequence[tuple[str, str]], function: object, progress: object | None) -> list[tuple[str, int | float]]:
+    def forward_backward(self, rows: espalier._core.Trajectories, indices: Sequence[int] | None, options: Sequence[tuple[str, str]], function: object | None, progress: object | None) -> list[tuple[str, int | float]]:
         """
-        The same with a loss of
+        The metrics, by name. The loss is an objective of the options, or that of
         function(offsets int64 [R + 1], positions int64 [M], logprobs float64 [M]) -> (loss, gradient float64 [M]).
         """
 

@@ -244,13 +244,13 @@ class Engine:
         objective = self._objective if objective is None else objective
         if not callable(objective):
             named = objective.given() if isinstance(objective, ObjectiveConfig) else {"objective": objective}
-            return dict(self._engine.forward_backward(found, chosen, _named({**named, **options}), progress))
+            return dict(self._engine.forward_backward(found, chosen, _named({**named, **options}), None, progress))
         for name in options:
             if name not in _BESIDE_A_FUNCTION:
                 raise InputError(f"{name}: expected no such option beside a function, which computes the loss itself; "
                                  f"received {options[name]!r}")  # fmt: skip
         function = _Function(objective)
-        metrics = dict(self._engine.forward_backward_custom(found, chosen, _named(options), function, progress))
+        metrics = dict(self._engine.forward_backward(found, chosen, _named(options), function, progress))
         return {**metrics, **function.metrics}
 
     def optim_step(self, learning_rate: float | None = None, *, beta1: float | None = None, beta2: float | None = None,

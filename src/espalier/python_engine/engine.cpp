@@ -202,21 +202,16 @@ struct Engine::State {
   TimeModel times;  // for comparing plans, without adapters
   std::atomic<bool> is_busy{false};
 
-  /// Marks the engine as busy, and has its kernels run.
-  class Call {
-   public:
-    explicit Call(State* engine) : is_busy_(&engine->is_busy), scope_(engine->kernels) {
-      ESPALIER_CHECK(!is_busy_->exchange(true),
-                     "Engine: expected one call at a time, received one during another");
-    }
-    ~Call() { is_busy_->store(false); }
-    Call(const Call&) = delete;
-    Call& operator=(const Call&) = delete;
-
-   private:
-    std::atomic<bool>* is_busy_;
-    KernelScope scope_;
-  };
+  /// body() as the engine's one call, with its kernels.
+  template <class Body>
+  auto call(const Body& body) {
+    ESPALIER_CHECK(!is_busy.exchange(true),
+                   "Engine: expected one call at a time, received one during another");
+    const std::unique_ptr<std::atomic<bool>, void (*)(std::atomic<bool>*)> busy(
+        &is_busy, [](std::atomic<bool>* flag) { flag->store(false); });
+    const KernelScope scope(kernels);
+    return plainly(body);
+  }
 
   PlanCosts costs(const Objective& objective, int64_t ref_topk = 0) const {
     PlanCosts costs{times, memory_model(config, dtype, objective, device, ref_topk)};
@@ -378,13 +373,11 @@ Engine::Engine(const fs::path& model, const NamedTexts& options, const std::stri
 Engine::~Engine() = default;
 
 EngineAdapter Engine::new_adapter(const NamedTexts& lora) {
-  const State::Call call(state_.get());
-  return plainly([&] { return EngineAdapter{state_->new_adapter(parse_engine_options(lora))}; });
+  return state_->call([&] { return EngineAdapter{state_->new_adapter(parse_engine_options(lora))}; });
 }
 
 EngineAdapter Engine::copy(const EngineAdapter& adapter) {
-  const State::Call call(state_.get());
-  return plainly([&] {
+  return state_->call([&] {
     adapter.trained->check_whole();
     Decoder copy = copy_of(adapter.trained->decoder());
     copy.freeze();
@@ -395,27 +388,19 @@ EngineAdapter Engine::copy(const EngineAdapter& adapter) {
 }
 
 void Engine::use(const EngineAdapter& adapter) {
-  const State::Call call(state_.get());
-  state_->now = adapter.trained ? adapter.trained : state_->base;
+  state_->call([&] { state_->now = adapter.trained ? adapter.trained : state_->base; });
 }
 
 EngineAdapter Engine::adapter() const {
   return {state_->now == state_->base ? nullptr : state_->now};
 }
 
-Metrics Engine::forward_backward(const Trajectories& rows, const Indices& indices,
-                                 const NamedTexts& objective, const Progress& progress) {
-  return forward_backward(rows, indices, objective, TermFunction(), progress);
-}
-
 Metrics Engine::forward_backward(const Trajectories& rows, const Indices& indices, const NamedTexts& options,
                                  const TermFunction& function, const Progress& progress) {
-  const State::Call call(state_.get());
-  return plainly([&] { return state_->forward_backward(rows, indices, options, function, progress); });
+  return state_->call([&] { return state_->forward_backward(rows, indices, options, function, progress); });
 }
 
 Metrics Engine::optim_step(const NamedTexts& settings) {
-  const State::Call call(state_.get());
   const auto update = [&] {
     state_->check_whole();
     ESPALIER_CHECK(state_->now->num_added > 0,
@@ -433,13 +418,12 @@ Metrics Engine::optim_step(const NamedTexts& settings) {
     ++now.step;
     return Metrics{{"step", now.step}, {"grad_norm", norm}, {"learning_rate", options.learning_rate}};
   };
-  return plainly([&] { return state_->group.together(update); });
+  return state_->call([&] { return state_->group.together(update); });
 }
 
 std::vector<double> Engine::logprobs(const Trajectories& rows, const Progress& progress) {
-  const State::Call call(state_.get());
-  state_->check_whole();
-  return plainly([&] {
+  return state_->call([&] {
+    state_->check_whole();
     state_->check_rows(rows, rows_of(rows, std::nullopt));
     const PlanCosts costs = state_->costs(*make_objective(ObjectiveOptions{}));
     const Step step = make_step(rows, {.plan = state_->options.planning.options(rows),
@@ -462,9 +446,8 @@ std::vector<double> Engine::logprobs(const Trajectories& rows, const Progress& p
 }
 
 Trajectories Engine::sample(const Trajectories& rows, const NamedTexts& options, const Progress& progress) {
-  const State::Call call(state_.get());
-  state_->check_whole();
-  return plainly([&] {
+  return state_->call([&] {
+    state_->check_whole();
     const SamplingFlags sampling = parse_sampling_options(options);
     state_->check_rows(rows, rows_of(rows, std::nullopt));
     const State::StopIds& stop_ids = state_->stop_ids;
@@ -480,9 +463,8 @@ Trajectories Engine::sample(const Trajectories& rows, const NamedTexts& options,
 }
 
 std::vector<HostArray> Engine::gradients() {
-  const State::Call call(state_.get());
-  state_->check_whole();
-  return plainly([&] {
+  return state_->call([&] {
+    state_->check_whole();
     std::vector<HostArray> arrays;
     const Decoder& decoder = state_->now->decoder();
     const std::vector<at::Tensor> gradients = decoder.gradients();
@@ -501,12 +483,10 @@ std::vector<HostArray> Engine::gradients() {
 }
 
 void Engine::zero_gradients() {
-  const State::Call call(state_.get());
-  state_->now->clear();
+  state_->call([&] { state_->now->clear(); });
 }
 
 void Engine::save(const fs::path& folder, const std::string& dtype) {
-  const State::Call call(state_.get());
   const auto write = [&] {
     state_->check_whole();
     if (!state_->group.is_first()) return true;
@@ -524,12 +504,11 @@ void Engine::save(const fs::path& folder, const std::string& dtype) {
                      state_->now->trainer.optimizer(), state);
     return true;
   };
-  plainly([&] { state_->group.together(write); });
+  state_->call([&] { return state_->group.together(write); });
 }
 
 std::vector<std::string> Engine::load(const fs::path& folder, bool with_optimizer) {
-  const State::Call call(state_.get());
-  return plainly([&] {
+  return state_->call([&] {
     const fs::path path = plain_path(folder);
     const RunState saved = read_state_of_any_folder(path);
     std::vector<std::string> notes;

@@ -84,12 +84,10 @@ class Engine {
   void use(const EngineAdapter& adapter);
   EngineAdapter adapter() const;
 
-  /// Accumulates the gradients of an objective on the rows, with options by flag name. Returns the metrics of
-  /// step_metrics, and grad_norm over all gradients since the last optim_step. Throws NonFiniteError if loss
-  /// or gradients are not finite.
-  Metrics forward_backward(const Trajectories& rows, const Indices& indices, const NamedTexts& objective,
-                           const Progress& progress);
-  /// The same with a loss computed by a function. Only the options of shared targets and routers are used.
+  /// Accumulates the gradients of an objective on the rows, with options by flag name, or of a loss computed
+  /// by a function, with those of shared targets and routers alone. Returns the metrics of step_metrics, and
+  /// grad_norm over all gradients since the last optim_step. Throws NonFiniteError if loss or gradients are
+  /// not finite.
   Metrics forward_backward(const Trajectories& rows, const Indices& indices, const NamedTexts& options,
                            const TermFunction& function, const Progress& progress);
 

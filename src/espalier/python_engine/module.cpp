@@ -33,8 +33,10 @@ Progress watching(nb::handle function) {
   };
 }
 
-/// function(offsets [R + 1], positions [M], logprobs [M]) -> (loss, gradient [M]), arrays of NumPy.
+/// function(offsets [R + 1], positions [M], logprobs [M]) -> (loss, gradient [M]), arrays of NumPy; none for
+/// None.
 TermFunction calling(nb::handle function) {
+  if (function.is_none()) return {};
   return [function](const TermsOfRows& terms, std::span<const double> logprobs) {
     const nb::gil_scoped_acquire acquire;
     const nb::object result =
@@ -47,20 +49,8 @@ TermFunction calling(nb::handle function) {
 }
 
 Metrics forward_backward(Engine& engine, const Trajectories& rows, const Indices& indices,
-                         const NamedTexts& objective, nb::handle progress) {
-  const Interruptible work;
-  return engine.forward_backward(rows, indices, objective, watching(progress));
-}
-
-Metrics forward_backward_custom(Engine& engine, const Trajectories& rows, const Indices& indices,
-                                const NamedTexts& options, nb::handle function, nb::handle progress) {
-  const Interruptible work;
+                         const NamedTexts& options, nb::handle function, nb::handle progress) {
   return engine.forward_backward(rows, indices, options, calling(function), watching(progress));
-}
-
-Metrics optim_step(Engine& engine, const NamedTexts& settings) {
-  const Interruptible work;
-  return engine.optim_step(settings);
 }
 
 python::Array<double> logprobs(Engine& engine, const Trajectories& rows, nb::handle progress) {
@@ -74,7 +64,6 @@ python::Array<double> logprobs(Engine& engine, const Trajectories& rows, nb::han
 
 Trajectories sample(Engine& engine, const Trajectories& rows, const NamedTexts& options,
                     nb::handle progress) {
-  const Interruptible work;
   return engine.sample(rows, options, watching(progress));
 }
 
@@ -99,58 +88,36 @@ nb::dict gradients(Engine& engine) {
   return dict;
 }
 
-EngineAdapter new_adapter(Engine& engine, const NamedTexts& lora) {
-  const Interruptible work;
-  return engine.new_adapter(lora);
-}
-
-EngineAdapter copy(Engine& engine, const EngineAdapter& adapter) {
-  const Interruptible work;
-  return engine.copy(adapter);
-}
-
-void save(Engine& engine, const std::filesystem::path& folder, const std::string& dtype) {
-  const Interruptible work;
-  engine.save(folder, dtype);
-}
-
-std::vector<std::string> load(Engine& engine, const std::filesystem::path& folder, bool with_optimizer) {
-  const Interruptible work;
-  return engine.load(folder, with_optimizer);
-}
-
 void bind_engine(nb::module_& module) {
   nb::class_<EngineAdapter>(module, "Adapter", "An adapter of an Engine, or its weights alone.")
       .def(nb::init<>(), "The weights alone.");
+  const nb::call_guard<Interruptible> work;
   nb::class_<Engine>(
       module, "Engine",
       "What espalier.Engine is made of. Options are pairs of a flag's name and its text. All work is "
       "done without the GIL.")
       .def(nb::init<const std::filesystem::path&, const NamedTexts&, const std::string&, bool>(),
-           nb::arg("model"), nb::arg("options"), nb::arg("process_group"), nb::arg("only_adapters"),
-           nb::call_guard<Interruptible>(),
+           nb::arg("model"), nb::arg("options"), nb::arg("process_group"), nb::arg("only_adapters"), work,
            "Loads the model. process_group: its name; \"\": none. only_adapters: weights are never trained.")
-      .def("new_adapter", &new_adapter, nb::arg("options"), "An adapter, which is not in use yet.")
-      .def("copy", &copy, nb::arg("adapter"), "A copy that is never trained.")
+      .def("new_adapter", &Engine::new_adapter, nb::arg("options"), work,
+           "An adapter, which is not in use yet.")
+      .def("copy", &Engine::copy, nb::arg("adapter"), work, "A copy that is never trained.")
       .def("use", &Engine::use, nb::arg("adapter"), "What all other methods work on.")
       .def_prop_ro("adapter", &Engine::adapter, "What is in use.")
       .def("forward_backward", &forward_backward, nb::arg("rows"), nb::arg("indices").none(),
-           nb::arg("objective"), nb::arg("progress").none(), "The metrics, by name.")
-      .def("forward_backward_custom", &forward_backward_custom, nb::arg("rows"), nb::arg("indices").none(),
-           nb::arg("options"), nb::arg("function"), nb::arg("progress").none(),
-           "The same with a loss of\n"
+           nb::arg("options"), nb::arg("function").none(), nb::arg("progress").none(), work,
+           "The metrics, by name. The loss is an objective of the options, or that of\n"
            "function(offsets int64 [R + 1], positions int64 [M], logprobs float64 [M]) -> (loss, gradient "
-           "float64 "
-           "[M]).")
-      .def("optim_step", &optim_step, nb::arg("settings"), "The metrics, by name.")
+           "float64 [M]).")
+      .def("optim_step", &Engine::optim_step, nb::arg("settings"), work, "The metrics, by name.")
       .def("logprobs", &logprobs, nb::arg("rows"), nb::arg("progress").none(),
            "float64 [N]: of every token given all before it in its row; 0 for first tokens.")
-      .def("sample", &sample, nb::arg("rows"), nb::arg("options"), nb::arg("progress").none(),
+      .def("sample", &sample, nb::arg("rows"), nb::arg("options"), nb::arg("progress").none(), work,
            "Completions of the rows' prompts as rows.")
       .def("gradients", &gradients, "Copies of the gradients, by the names of the parameters.")
       .def("zero_gradients", &Engine::zero_gradients, "Forgets all gradients.")
-      .def("save", &save, nb::arg("folder"), nb::arg("dtype"), "Writes a checkpoint.")
-      .def("load", &load, nb::arg("folder"), nb::arg("with_optimizer"),
+      .def("save", &Engine::save, nb::arg("folder"), nb::arg("dtype"), work, "Writes a checkpoint.")
+      .def("load", &Engine::load, nb::arg("folder"), nb::arg("with_optimizer"), work,
            "Loads a checkpoint. Returns notes about oddities of its folder.")
       .def_prop_ro("step", &Engine::step, "Optimiser steps done.")
       .def_prop_ro("vocab_size", &Engine::vocab_size, "Of the model.")
