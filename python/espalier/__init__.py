@@ -21,7 +21,7 @@ from . import name_clash
 
 # Where names come from: module of this package -> names.
 _MODULES = {
-    "engine": ("Adapter", "Engine"),
+    "engine": ("Adapter", "Engine", "TopLogprobs"),
     "errors": ("InputError",),
     "native": ("__version__",),
     "options": ("EngineConfig", "LoraConfig", "ObjectiveConfig", "SamplingParams"),

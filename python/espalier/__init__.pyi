@@ -14,6 +14,7 @@ from .trees import RankShare as RankShare
 from .report import Report as Report
 from .options import SamplingParams as SamplingParams
 from .step import Step as Step
+from .engine import TopLogprobs as TopLogprobs
 from .rows.files import Trajectories as Trajectories
 from .trees import build as build
 from .pricing import costs as costs

@@ -2,10 +2,6 @@
 
 from collections.abc import Sequence
 import os
-from typing import Annotated
-
-import numpy
-from numpy.typing import NDArray
 
 import espalier._core
 
@@ -48,13 +44,15 @@ class Engine:
     def optim_step(self, settings: Sequence[tuple[str, str]]) -> list[tuple[str, int | float]]:
         """The metrics, by name."""
 
-    def logprobs(self, rows: espalier._core.Trajectories, progress: object | None) -> Annotated[NDArray[numpy.float64], dict(shape=(None,))]:
+    def logprobs(self, rows: espalier._core.Trajectories, top_k: int, progress: object | None) -> tuple:
         """
-        float64 [N]: of every token given all before it in its row; 0 for first tokens.
+        float64 [N]: of every token given all before it in its row; 0 for first tokens. int32 and float64 [N * top_k]: the most likely ones.
         """
 
-    def sample(self, rows: espalier._core.Trajectories, options: Sequence[tuple[str, str]], progress: object | None) -> espalier._core.Trajectories:
-        """Completions of the rows' prompts as rows."""
+    def sample(self, rows: espalier._core.Trajectories, options: Sequence[tuple[str, str]], of_rows: Sequence[Sequence[tuple[str, str]]], progress: object | None, watch: object | None) -> espalier._core.Trajectories:
+        """
+        Completions of the rows' prompts as rows. watch(int64 [B * 3] of row, sample and new token): which ones end.
+        """
 
     def gradients(self) -> dict:
         """Copies of the gradients, by the names of the parameters."""
@@ -75,14 +73,6 @@ class Engine:
     @property
     def vocab_size(self) -> int:
         """Of the model."""
-
-    @property
-    def dtype(self) -> str:
-        """Of the model."""
-
-    @property
-    def learning_rate(self) -> float:
-        """Of steps that are given none."""
 
 def check_kernels_by(command: Sequence[str]) -> None:
     """

@@ -1,31 +1,28 @@
 # SPDX-License-Identifier: Apache-2.0
 """The trainer of the command line, called from Python."""
 
-import json
+import dataclasses
 import os
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from .errors import InputError, python_names
+from .errors import InputError
+from .loss_function import Loss, LossFunction
 from .native_engine import CHECK_COMMAND, native
+from .native_options import Option, described, given_options, named_texts, whole_number
 from .options import EngineConfig, LoraConfig, ObjectiveConfig, SamplingParams
-from .options_base import Options
 from .rows.files import Trajectories, read, trajectories
 from .rows.sequences import Packed, Row, is_packed, token_sequences
+from .sampling_call import Watch, options_of_prompts, watched
 
 if TYPE_CHECKING:
-    from torch import Tensor
     from torch.distributed import ProcessGroup
 
-Option: TypeAlias = bool | int | float | str | os.PathLike[str] | Sequence[str] | None
 Data: TypeAlias = Trajectories | Packed | str | os.PathLike[str] | Mapping[str, Any] | Iterable[Row | str | os.PathLike[str]]
-Loss: TypeAlias = "Callable[[list[Tensor], list[Tensor]], Tensor | tuple[Tensor, Mapping[str, float]]]"
-
-_LISTS = ("lora_targets",)  # options that may be lists of texts
 
 # Options that mean something beside a loss that the caller computes.
 _BESIDE_A_FUNCTION = ("shared_targets", "router_aux_loss_coef", "router_z_loss_coef")
@@ -87,18 +84,19 @@ class Engine:
     def __init__(self, path: str | os.PathLike[str], *, config: EngineConfig | None = None, lora: LoraConfig | None = None,
                  adapters: bool = False, objective: ObjectiveConfig | None = None,
                  process_group: "ProcessGroup | None" = None, **options: Option) -> None:  # fmt: skip
-        chosen = {**_given("config", config, EngineConfig), **_given("lora", lora, LoraConfig), **options}
+        chosen = {**given_options("config", config, EngineConfig), **given_options("lora", lora, LoraConfig), **options}
         if lora is not None:
             _check_lora(chosen)
         if CHECK_COMMAND is None and chosen.get("device", "cpu") != "cpu":
             warnings.warn("kernels are not checked on this GPU, since sys.executable names no Python to do it with",
                           stacklevel=2)  # fmt: skip
-        _given("objective", objective, ObjectiveConfig)
+        given_options("objective", objective, ObjectiveConfig)
         self._objective = ObjectiveConfig() if objective is None else objective
         self._path = os.fspath(path)
         group = "" if process_group is None else process_group.group_name
-        self._engine = native.Engine(self._path, _named(chosen), group, adapters)
+        self._engine = native.Engine(self._path, named_texts(chosen), group, adapters)
         self._adapter = Adapter(self._engine, self._engine.adapter) if _makes_adapter(chosen) else None
+        self._options = {**dataclasses.asdict(EngineConfig()), **chosen}
         self._samplings = 0  # calls of sample
 
     @staticmethod
@@ -113,7 +111,7 @@ class Engine:
             >>> espalier.Engine.options()["max_grad_norm"]
             ('1', 'Clip the global gradient norm (0: off)')
         """
-        return _told(native.engine_options())
+        return described(native.engine_options())
 
     @staticmethod
     def objective_options() -> dict[str, tuple[str, str]]:
@@ -127,7 +125,7 @@ class Engine:
             >>> espalier.Engine.objective_options()["shared_targets"][0]
             'sum'
         """
-        return _told(native.objective_options())
+        return described(native.objective_options())
 
     def new_adapter(self, lora: LoraConfig | None = None, **options: Option) -> "Adapter":
         """An adapter over the weights, beside others of any rank, scale and maps; `use` puts it to use.
@@ -158,10 +156,10 @@ class Engine:
             2
             >>> engine.use(None)
         """
-        chosen = {**_given("lora", lora, LoraConfig), **options}
+        chosen = {**given_options("lora", lora, LoraConfig), **options}
         LoraConfig._check_names(chosen)
         _check_lora(chosen)
-        return Adapter(self._engine, self._engine.new_adapter(_named(chosen)))
+        return Adapter(self._engine, self._engine.new_adapter(named_texts(chosen)))
 
     def use(self, adapter: "Adapter | None") -> None:
         """Has all other methods work on an adapter, or on the weights alone, from now on. Costs nothing.
@@ -240,17 +238,17 @@ class Engine:
             True
         """
         found = _rows(rows, self._engine.vocab_size)
-        chosen = None if indices is None else [_whole(index) for index in indices]
+        chosen = None if indices is None else [whole_number(index) for index in indices]
         objective = self._objective if objective is None else objective
         if not callable(objective):
             named = objective.given() if isinstance(objective, ObjectiveConfig) else {"objective": objective}
-            return dict(self._engine.forward_backward(found, chosen, _named({**named, **options}), None, progress))
+            return dict(self._engine.forward_backward(found, chosen, named_texts({**named, **options}), None, progress))
         for name in options:
             if name not in _BESIDE_A_FUNCTION:
                 raise InputError(f"{name}: expected no such option beside a function, which computes the loss itself; "
                                  f"received {options[name]!r}")  # fmt: skip
-        function = _Function(objective)
-        metrics = dict(self._engine.forward_backward(found, chosen, _named(options), function, progress))
+        function = LossFunction(objective)
+        metrics = dict(self._engine.forward_backward(found, chosen, named_texts(options), function, progress))
         return {**metrics, **function.metrics}
 
     def optim_step(self, learning_rate: float | None = None, *, beta1: float | None = None, beta2: float | None = None,
@@ -282,7 +280,7 @@ class Engine:
         """
         settings = {"learning_rate": learning_rate, "beta1": beta1, "beta2": beta2, "eps": eps, "weight_decay": weight_decay,
                     "max_grad_norm": max_grad_norm}  # fmt: skip
-        return dict(self._engine.optim_step(_named(settings)))
+        return dict(self._engine.optim_step(named_texts(settings)))
 
     def logprobs(self, rows: Data, *, progress: Callable[[int, int], object] | None = None) -> list[NDArray[np.floating[Any]]]:
         """Log-probabilities of all tokens of the rows, each prefix computed once.
@@ -303,17 +301,47 @@ class Engine:
             >>> [row.shape for row in engine.logprobs([[11, 12, 13, 14], [11, 12, 17]])]
             [(4,), (3,)]
         """
-        found = _rows(rows, self._engine.vocab_size)
-        values = self._engine.logprobs(found, progress)
-        if self._engine.dtype != "float64":
-            values = values.astype(np.float32)
-        return np.split(values, np.asarray(found.offsets)[1:-1])
+        return self._logprobs(rows, 0, progress)[0]
 
-    def sample(self, prompts: Data, params: SamplingParams | None = None, *, samples: int | None = None,
-               max_new_tokens: int | None = None, temperature: float | None = None, top_k: int | None = None,
-               top_p: float | None = None, stop_ids: Iterable[int] | None = None, seed: int | None = None,
-               whole_rows: bool | None = None, batch_size: int | None = None, token_budget: int | None = None,
-               progress: Callable[[int, int], object] | None = None) -> list[dict[str, Any]]:  # fmt: skip
+    def topk_logprobs(self, rows: Data, k: int, *,
+                      progress: Callable[[int, int], object] | None = None) -> list["TopLogprobs"]:  # fmt: skip
+        """The same with the most likely tokens in the place of each token, by one forward pass.
+
+        Args:
+            rows: Rows in any form that the class names.
+            k: How many, from 1 to the vocabulary's size.
+            progress: Called as progress(done, total) after each micro-batch.
+
+        Returns:
+            A list with a TopLogprobs for each row.
+
+        Raises:
+            InputError: Rows or k cannot be used, or a log-probability is not finite.
+
+        Examples:
+            >>> [row] = engine.topk_logprobs([[11, 12, 13]], k=2)
+            >>> row.logprobs.shape, row.ids.shape, row.ids[0].tolist(), bool((row.values[1:, 0] >= row.values[1:, 1]).all())
+            ((3,), (3, 2), [-1, -1], True)
+        """
+        k = whole_number(k, "k", "a whole number")
+        if not 1 <= k <= self._engine.vocab_size:
+            raise InputError(f"k: expected 1 to {self._engine.vocab_size}, the model's vocab_size, received {k}")
+        return [TopLogprobs(*row) for row in zip(*self._logprobs(rows, k, progress), strict=True)]
+
+    def _logprobs(self, rows: Data, k: int, progress: Callable[[int, int], object] | None) -> list[list[NDArray[Any]]]:
+        found = _rows(rows, self._engine.vocab_size)
+        logprobs, ids, values = self._engine.logprobs(found, k, progress)
+        if self._options["dtype"] != "float64":
+            logprobs, values = logprobs.astype(np.float32), values.astype(np.float32)
+        arrays = [logprobs, ids.reshape(-1, k), values.reshape(-1, k)] if k > 0 else [logprobs]
+        return [np.split(array, np.asarray(found.offsets)[1:-1]) for array in arrays]
+
+    def sample(self, prompts: Data, params: SamplingParams | Sequence[SamplingParams] | None = None, *,
+               samples: int | None = None, max_new_tokens: int | None = None, temperature: float | None = None,
+               top_k: int | None = None, top_p: float | None = None, stop_ids: Iterable[int] | None = None,
+               seed: int | None = None, whole_rows: bool | None = None, batch_size: int | None = None,
+               token_budget: int | None = None, progress: Callable[[int, int], object] | None = None,
+               watch: Watch | None = None) -> list[dict[str, Any]]:  # fmt: skip
         """Completions of prompts, sampled with the weights as they are: what `espalier sample` does.
 
         Tokens that prompts share are encoded once in each call, and all completions read their keys and values in place.
@@ -322,7 +350,9 @@ class Engine:
         Args:
             prompts: Rows in any form that the class names. A row's prompt is its tokens before the first one with loss; the
                 whole row where it is a list of token ids, or has no loss, or has loss from its first token on.
-            params: All of the following at once, but for `progress`. An argument that is given counts more.
+            params: All of the following at once, but for `progress` and `watch`. An argument that is given counts more. A list
+                has those of each prompt, whose random numbers are then those of a call with it alone; whole_rows, batch_size
+                and token_budget, which are the call's, are arguments.
             samples: Completions of each prompt: a group. Default: 1.
             max_new_tokens: Tokens of each completion at most, its stop token included. Default: 256.
             temperature: Divides the logits; 0 takes the most likely token always. Default: 1.
@@ -339,6 +369,9 @@ class Engine:
             token_budget: Prompt tokens whose keys and values are kept at a time, at most; a single prompt may have more.
                 Default: 32768.
             progress: Called as progress(finished, completions) after each token.
+            watch: Called after each token, as watch(tokens) with an array [B, 3] of the completions that have a new one: number
+                of the prompt, of its sample, and the token. Those for which it returns true end there, as with a stop id. It
+                sees text as it comes, and ends a completion at a text, or one that nobody waits for. None: all go on.
 
         Returns:
             A list of rows, by prompt, then by sample: dicts with input_ids, loss_mask (1 on the completion), logprobs
@@ -361,16 +394,12 @@ class Engine:
             True
         """
         found = _rows(prompts, self._engine.vocab_size)
-        own = {"samples": samples, "max_new_tokens": max_new_tokens, "temperature": temperature, "top_k": top_k,
-               "top_p": top_p, "stop_ids": stop_ids, "seed": seed, "whole_rows": whole_rows, "batch_size": batch_size,
-               "token_budget": token_budget}  # fmt: skip
-        options = {"seed": self._samplings, **_given("params", params, SamplingParams),
-                   **{name: value for name, value in own.items() if value is not None}}  # fmt: skip
-        given_ids = options.pop("stop_ids", None)
-        ends = [("stop-id", str(_whole(id, "stop_ids", "token ids"))) for id in (() if given_ids is None else given_ids)]
-        if given_ids is not None and not ends:
-            options["ignore_stop_ids"] = True
-        rows = self._engine.sample(found, _named(options) + ends, progress)
+        own = {"samples": samples, "max_new_tokens": max_new_tokens, "temperature": temperature, "top_k": top_k, "top_p": top_p,
+               "stop_ids": None if stop_ids is None else list(stop_ids), "seed": seed, "whole_rows": whole_rows,
+               "batch_size": batch_size, "token_budget": token_budget}  # fmt: skip
+        given = {name: value for name, value in own.items() if value is not None}
+        call, each = options_of_prompts(params, given, self._samplings, len(found))
+        rows = self._engine.sample(found, call, each, progress, None if watch is None else watched(watch))
         self._samplings += 1
         return [rows[number] for number in range(len(rows))]
 
@@ -451,11 +480,11 @@ class Engine:
     @property
     def learning_rate(self) -> float:
         """Of steps that are given none."""
-        return self._engine.learning_rate
+        return float(self._options["learning_rate"])
 
     def __repr__(self) -> str:
         engine = self._engine
-        return f"<espalier.Engine: {engine.dtype} model of {engine.vocab_size} tokens, {engine.step} steps done>"
+        return f"<espalier.Engine: {self._options['dtype']} model of {engine.vocab_size} tokens, {engine.step} steps done>"
 
 
 class Adapter:
@@ -500,43 +529,25 @@ class Adapter:
         return Adapter(self._engine, self._engine.copy(self._adapter))
 
 
-class _Function:
-    """A loss of the caller as the engine calls it, in arrays; keeps its metrics."""
+class TopLogprobs(NamedTuple):
+    """Log-probabilities of a row of n tokens, in natural logarithms: entry t is given all tokens before token t.
 
-    def __init__(self, function: "Loss") -> None:
-        self._function = function
-        self.metrics: dict[str, float] = {}
+    float32, or float64 for float64 models. Nothing predicts the first token: its entries are 0, and its ids -1.
 
-    def __call__(self, offsets: NDArray[np.int64], positions: NDArray[np.int64],
-                 logprobs: NDArray[np.float64]) -> tuple[float, NDArray[np.float64]]:  # fmt: skip
-        import torch
+    Attributes:
+        logprobs: [n], of the row's tokens.
+        ids: [n, k] int32, the most likely tokens in place of each, the most likely one first.
+        values: [n, k], their log-probabilities.
 
-        sizes = np.diff(offsets).tolist()
-        with torch.inference_mode(False), torch.enable_grad():
-            leaf = torch.from_numpy(logprobs).requires_grad_()
-            loss = self._function(list(leaf.split(sizes)), list(torch.from_numpy(positions).split(sizes)))
-            metrics: Mapping[str, float] = {}
-            if isinstance(loss, tuple) and len(loss) == 2:
-                loss, metrics = loss
-            loss = _checked_loss(loss)
-            (gradient,) = torch.autograd.grad(loss, leaf, allow_unused=True)
-        if gradient is None:
-            raise InputError("objective: expected a loss that depends on the log-probabilities, received one that "
-                             "does not")  # fmt: skip
-        self.metrics = {name: float(value) for name, value in metrics.items()}
-        return loss.item(), np.ascontiguousarray(gradient.numpy())
+    Examples:
+        >>> row = engine.topk_logprobs([[11, 12, 13]], k=1)[0]
+        >>> type(row).__name__, row._fields
+        ('TopLogprobs', ('logprobs', 'ids', 'values'))
+    """
 
-
-def _checked_loss(loss: object) -> "Tensor":
-    import torch
-
-    if not isinstance(loss, torch.Tensor) or loss.numel() != 1 or not loss.requires_grad:
-        what = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, torch.Tensor) else type(loss).__name__
-        if isinstance(loss, torch.Tensor) and loss.numel() == 1:
-            what = "one that does not require a gradient"
-        raise InputError("objective: expected the function to return a tensor with one element that depends on the "
-                         f"log-probabilities, or a pair of it and a dict of metrics; received {what}")  # fmt: skip
-    return loss
+    logprobs: NDArray[np.floating[Any]]
+    ids: NDArray[np.int32]
+    values: NDArray[np.floating[Any]]
 
 
 def _makes_adapter(options: Mapping[str, Any]) -> bool:
@@ -558,38 +569,3 @@ def _rows(rows: Any, vocab_size: int) -> Trajectories:
     if is_packed(rows):
         return trajectories(dict(zip(("offsets", "input_ids"), token_sequences(rows))))
     return trajectories(rows)
-
-
-def _told(description: str) -> dict[str, tuple[Any, str]]:
-    """Defaults and meanings by name, of a description of options as JSON."""
-    return {each["name"].replace("-", "_"): (each["default"], python_names(each["help"])) for each in json.loads(description)}
-
-
-def _given(name: str, options: Options | None, kind: type[Options]) -> dict[str, Any]:
-    """Those that are not at their defaults."""
-    if options is not None and not isinstance(options, kind):
-        raise InputError(f"{name}: expected {kind.__name__}, received {type(options).__name__}")
-    return {} if options is None else options.given()
-
-
-def _named(options: Mapping[str, Option]) -> list[tuple[str, str]]:
-    """Options as pairs of a flag's name and its text; those that are None are left out."""
-    return [(name.replace("_", "-"), _text(name, value)) for name, value in options.items() if value is not None]
-
-
-def _text(name: str, value: object) -> str:
-    if isinstance(value, bool | np.bool_):
-        return str(bool(value)).lower()
-    if isinstance(value, float | np.floating):
-        return repr(float(value))
-    if isinstance(value, int | str | os.PathLike | np.integer):
-        return os.fspath(value) if isinstance(value, os.PathLike) else str(value)
-    if name in _LISTS and isinstance(value, list | tuple) and all(isinstance(part, str) for part in value):
-        return ",".join(value)
-    raise InputError(f"{name}: expected a number, a text or a boolean, received {type(value).__name__}")
-
-
-def _whole(value: Any, name: str = "indices", kind: str = "numbers of rows") -> int:
-    if isinstance(value, bool) or not hasattr(value, "__index__"):
-        raise InputError(f"{name}: expected {kind}, received {value!r}")
-    return int(value.__index__())

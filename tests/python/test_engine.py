@@ -130,6 +130,39 @@ def test_logprobs_are_those_of_the_command(espalier, any_folder, tmp_path, dtype
     assert engine.forward_backward(policy, "grpo")["ratio_mean"] == pytest.approx(1, rel=1e-6)
 
 
+@pytest.mark.parametrize("dtype", ["float64", "float32", "bfloat16"])
+def test_top_logprobs_are_those_of_the_command(espalier, any_folder, tmp_path, dtype):
+    data = write_rows(tmp_path / "rows.jsonl", random_rows(25, "sft"))
+    espalier("logprobs", "--model", any_folder, "--data", data, "--dtype", dtype, "--token-budget", 24, "--top-k", 3,
+             "-o", tmp_path / "out.jsonl")  # fmt: skip
+    engine = engine_of(any_folder, dtype=dtype)
+    rows, logprobs = engine.topk_logprobs(data, 3), engine.logprobs(data)
+    for row, plain, expected in zip(rows, logprobs, reference.read_rows(tmp_path / "out.jsonl"), strict=True):
+        assert np.array_equal(row.logprobs, plain) and row.values.dtype == plain.dtype and row.ids.dtype == np.int32
+        assert row.ids.shape == row.values.shape == (len(plain), 3) and (row.ids[0] == -1).all() and (row.values[0] == 0).all()
+        assert row.ids[1:].tolist() == expected["topk_ids"][1:]
+        assert np.array_equal(row.values[1:], np.asarray(expected["topk_logprobs"][1:], plain.dtype).reshape(-1, 3))
+
+
+def test_top_logprobs_are_those_of_transformers(any_folder):
+    engine, rows = engine_of(any_folder), [[11, 12, 13, 14, 15], [11, 12, 13, 16], [11, 3, 4]]
+    model = reference.load_model(any_folder, torch.float64)
+    for row, found in zip(rows, engine.topk_logprobs(rows, 61), strict=True):
+        with torch.no_grad(), reference.norms_in_model_dtype(torch.float64):
+            every = torch.log_softmax(model(torch.tensor([row])).logits[0].double(), -1).numpy()
+        for place in range(1, len(row)):
+            assert np.abs(found.values[place] - np.sort(every[place - 1])[::-1]).max() < EXACT
+            assert np.array_equal(np.sort(found.ids[place]), np.arange(61))
+            assert np.abs(every[place - 1][found.ids[place]] - found.values[place]).max() < EXACT
+            assert abs(found.logprobs[place] - every[place - 1][row[place]]) < EXACT
+
+
+@pytest.mark.parametrize("k", [0, 62, 1.5])
+def test_top_logprobs_of_no_number(folder, k):
+    with pytest.raises(package.InputError, match="k: expected"):
+        engine_of(folder).topk_logprobs([[1, 2, 3]], k)
+
+
 def test_rows_in_every_form_are_the_same(folder, tmp_path):
     sequences = [row["input_ids"] for row in random_rows(25, "sft")]
     rows = [{"input_ids": ids} for ids in sequences]

@@ -158,6 +158,88 @@ def test_stop_ids_are_those_of_the_model(espalier, tmp_path):
     assert len(broken.sample(PROMPTS, stop_ids=[3], max_new_tokens=2)) == len(PROMPTS)
 
 
+PARAMS = [package.SamplingParams(samples=2, max_new_tokens=9, seed=seed_of(63), stop_ids=[]),
+          package.SamplingParams(samples=1, max_new_tokens=14, temperature=0.6, seed=3, stop_ids=list(range(0, 60, 9))),
+          package.SamplingParams(samples=3, max_new_tokens=5, top_k=4, seed=4, stop_ids=[]),
+          package.SamplingParams(samples=1, max_new_tokens=1, seed=5),
+          package.SamplingParams(samples=2, max_new_tokens=12, top_p=0.7, temperature=1.5, seed=4, stop_ids=[2]),
+          package.SamplingParams(samples=2, max_new_tokens=7, temperature=0, seed=6, stop_ids=[])]  # fmt: skip
+
+
+@pytest.mark.parametrize("sizes", [{}, {"batch_size": 3}, {"batch_size": 5, "token_budget": 8}])
+@pytest.mark.parametrize("kind", ["qwen3", "qwen3_5"])
+def test_params_of_each_prompt(espalier, tmp_path, kind, sizes):
+    """Each prompt has the completions of a call with it alone, whatever else is sampled beside it."""
+    engine = engine_of(init_model(espalier, tmp_path, kind))
+    rows = engine.sample(PROMPTS, PARAMS, **sizes)
+    assert [row["trajectory_id"] for row in rows] == [f"{r}/sample-{k}" for r, given in enumerate(PARAMS) for k in range(given.samples)]
+    place = 0
+    for prompt, given in zip(PROMPTS, PARAMS, strict=True):
+        for alone in engine.sample([prompt], given):
+            assert rows[place]["input_ids"].tolist() == alone["input_ids"].tolist()
+            assert np.abs(rows[place]["logprobs"] - alone["logprobs"]).max() < EXACT
+            place += 1
+    lengths = {len(row["input_ids"]) - len(PROMPTS[int(row["group_id"])]) for row in rows}
+    assert place == len(rows) and lengths >= {1, 5, 9}
+    # Negative control: another prompt's seed.
+    other = engine.sample(PROMPTS, [PARAMS[0].replace(seed=7), *PARAMS[1:]], **sizes)
+    assert [plain([a]) == plain([b]) for a, b in zip(rows, other, strict=True)] == [False] * 2 + [True] * (len(rows) - 2)
+
+
+def test_params_of_each_prompt_without_seeds(folder):
+    params = [package.SamplingParams(max_new_tokens=8, stop_ids=[])] * 2
+    engine, again = engine_of(folder), engine_of(folder)
+    first, second = engine.sample([[1, 2, 3]] * 2, params), engine.sample([[1, 2, 3]] * 2, params)
+    tokens = [tuple(row["input_ids"].tolist()) for row in first + second]
+    assert len(set(tokens)) == 4
+    assert plain(first) == plain(again.sample([[1, 2, 3]] * 2, params))
+    assert {len(row["input_ids"]) for row in engine.sample([[1, 2, 3]] * 2, params, max_new_tokens=4)} == {7}
+
+
+@pytest.mark.parametrize("params, options, fault", [
+    (PARAMS[:2], {}, "params: expected one for each of 6 prompts, received 2"),
+    ([PARAMS[0].replace(batch_size=2), *PARAMS[1:]], {}, "params: expected batch_size as an argument of sample"),
+    (PARAMS, {"temperature": -1}, "temperature: expected"),
+    ([*PARAMS[:5], PARAMS[5].replace(top_p=2.0)], {}, "top_p: expected"),
+    ([*PARAMS[:5], PARAMS[5].replace(stop_ids=[61])], {}, "stop_id: expected ids below the vocabulary size 61"),
+    ([*PARAMS[:5], "greedy"], {}, "params: expected SamplingParams, received str"),
+])  # fmt: skip
+def test_params_that_cannot_be_used(folder, params, options, fault):
+    with pytest.raises(package.InputError, match=fault):
+        engine_of(folder).sample(PROMPTS, params, **options)
+
+
+def test_a_watcher_ends_completions(folder):
+    """What it sees is what is sampled, and those that go on are as without it."""
+    engine = engine_of(folder)
+    given = {"samples": 3, "max_new_tokens": 15, "stop_ids": [], "seed": 8, "batch_size": 7}
+    whole = engine.sample(PROMPTS, **given)
+    seen = {}
+
+    def watch(tokens):
+        for row, sample, token in tokens.tolist():
+            seen.setdefault(f"{row}/sample-{sample}", []).append(token)
+        return tokens[:, 2] % 7 == 0
+
+    ended = engine.sample(PROMPTS, **given, watch=watch)
+    cut = 0
+    for row, before in zip(ended, whole, strict=True):
+        size = int((row["loss_mask"] == 0).sum())
+        completion = before["input_ids"][size:].tolist()
+        stops = [place for place, token in enumerate(completion) if token % 7 == 0]
+        end = size + (stops[0] + 1 if stops else 15)
+        cut += end < size + 15
+        assert row["input_ids"].tolist() == before["input_ids"][:end].tolist() == [*before["input_ids"][:size], *seen[row["trajectory_id"]]]
+        assert np.abs(row["logprobs"] - before["logprobs"][:end]).max() < EXACT
+    assert 0 < cut < len(whole)
+    assert plain(engine.sample(PROMPTS, **given, watch=lambda tokens: None)) == plain(whole)
+    with pytest.raises(package.InputError, match="watch: expected None or a boolean for each of 7 tokens, received 1"):
+        engine.sample(PROMPTS, **given, watch=lambda tokens: [True])
+    with pytest.raises(ZeroDivisionError):
+        engine.sample(PROMPTS, **given, watch=lambda tokens: 1 / 0)
+    assert plain(engine.sample(PROMPTS, **given)) == plain(whole)
+
+
 def test_progress_is_told_of_completions(folder):
     engine = engine_of(folder)
     told = []

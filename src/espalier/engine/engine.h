@@ -111,6 +111,11 @@ StepResult forward_backward(const Model& model, const Step& step, const Loss& lo
 void compute_logprobs(const Model& model, const Trajectories& trajectories, const Step& step,
                       std::vector<double>* logprobs, const MicroBatchProgress& progress = {});
 
+/// Throws InputError unless `values` [N] of tokens, but for first ones, are finite. `what`:
+/// "log-probability".
+void check_token_values(const Trajectories& trajectories, const std::vector<double>& values,
+                        const std::string& what, const std::string& where = "");
+
 /// An evaluation whose forward passes are done, those of this rank's share. The loss must outlive it.
 struct PendingEvaluation {
   StepCounts counts;

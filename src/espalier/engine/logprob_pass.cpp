@@ -4,8 +4,10 @@
 #include <ATen/ATen.h>
 
 #include <algorithm>
+#include <cmath>
 #include <utility>
 
+#include "espalier/base/check.h"
 #include "espalier/engine/batch.h"
 #include "espalier/runtime/device.h"
 
@@ -33,6 +35,18 @@ void compute_logprobs(const Model& model, const Trajectories& trajectories, cons
   for_each_logprobs(model, step, loss, Entropies::kNone, progress, visit);
   synchronize(model.device());
   for (const TermValues& values : computed) values.write(logprobs);
+}
+
+void check_token_values(const Trajectories& trajectories, const std::vector<double>& values,
+                        const std::string& what, const std::string& where) {
+  for (int64_t row = 0; row < trajectories.num_rows(); ++row) {
+    for (int64_t t = 1; t < trajectories.row_size(row); ++t) {
+      const double value = values[trajectories.offsets[row] + t];
+      ESPALIER_CHECK(std::isfinite(value),
+                     "{}trajectory {}: the {} of token {} is {}: expected a finite number", where,
+                     trajectories.name(row), what, t, value);
+    }
+  }
 }
 
 }  // namespace espalier

@@ -10,7 +10,7 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
-#include <cmath>
+#include <future>
 #include <numeric>
 #include <stdexcept>
 
@@ -32,10 +32,11 @@
 #include "espalier/ops/checks.h"
 #include "espalier/plan/adapter_cost.h"
 #include "espalier/python_engine/options.h"
-#include "espalier/python_engine/trained.h"
 #include "espalier/runtime/out_of_memory.h"
+#include "espalier/sample/distributions.h"
 #include "espalier/sample/sampler.h"
 #include "espalier/train/optimizer/diagnosis.h"
+#include "espalier/train/optimizer/step_trainer.h"
 #include "espalier/train/run/background_save.h"
 #include "espalier/train/run/checkpoint.h"
 #include "espalier/train/run/load_model.h"
@@ -91,10 +92,6 @@ TermsOfRows terms_of_rows(const Step& step) {
   return terms;
 }
 
-const char* trained_things(bool is_adapter) {
-  return is_adapter ? "an adapter" : "all weights";
-}
-
 fs::path plain_path(const fs::path& folder) {
   const fs::path path = fs::absolute(folder).lexically_normal();
   return path.has_filename() ? path : path.parent_path();  // of "folder/"
@@ -124,21 +121,72 @@ bool prove_kernels(int index) {
   });
 }
 
-struct Engine::State {
-  /// The stop ids of the model's folder, or the error in reading them.
-  struct StopIds {
-    explicit StopIds(const fs::path& model) {
-      try {
-        ids = read_stop_ids(model);
-      } catch (const InputError& error) {
-        fault = error.what();
+/// What an Engine trains or samples from, all weights or one of several adapters over them: values, gradients
+/// and optimiser state.
+struct Trained {
+  /// `lora`: options of the decoder's adapter, or without maps where it has none and is frozen; nullopt: all
+  /// weights are trained. `group` outlives it.
+  Trained(Decoder decoder, std::optional<LoraOptions> lora, const OptimizerOptions& optimizer,
+          const Group& group)
+      : trainer(std::move(decoder), optimizer, group),
+        lora(std::move(lora)),
+        cost(cost_of(this->decoder())) {}
+
+  const Decoder& decoder() const { return trainer.decoder(); }
+
+  void clear() {
+    trainer.zero_gradients();
+    num_added = 0;
+    grad_norm = 0;
+  }
+
+  void check_whole() const {
+    ESPALIER_CHECK(!is_half_loaded,
+                   "Engine: expected whole weights, but the last load failed half-way: load again");
+    ESPALIER_CHECK(
+        !trainer.is_half_updated(),
+        "Engine: expected whole weights, but the last optim_step failed half-way: load a checkpoint");
+  }
+
+  void check_trains() const {
+    ESPALIER_CHECK(!decoder().is_frozen(),
+                   "Engine: expected an adapter of new_adapter in use, which can be trained, received {}",
+                   decoder().has_adapter() ? "a copy, which cannot" : "none");
+  }
+
+  /// Throws InputError unless the adapter of the folder has the maps, rank and scale of this one.
+  void check_adapter_of(const fs::path& folder) const {
+    const Adapter& own = decoder().adapter();
+    const Adapter saved = load_adapter(folder, decoder().config(), decoder().dtype()).adapter;
+    ESPALIER_CHECK(
+        saved.scale == own.scale,
+        "{}: expected an adapter with scale {:g} (alpha over rank), that of the engine, received {:g}",
+        folder.string(), own.scale, saved.scale);
+    const auto shapes_of = [](const Adapter& adapter) {
+      std::vector<std::string> shapes;
+      for (const Parameter& parameter : adapter.parameters) {
+        shapes.push_back(fmt::format("{} [{}]", parameter.name, fmt::join(parameter.value.sizes(), ", ")));
       }
-    }
+      return shapes;
+    };
+    const std::vector<std::string> expected = shapes_of(own), received = shapes_of(saved);
+    const auto [mine, theirs] = std::ranges::mismatch(expected, received);
+    const auto shown = [](const auto& at, const auto& all) { return at == all.end() ? "no more" : *at; };
+    ESPALIER_CHECK(mine == expected.end() && theirs == received.end(),
+                   "{}: expected an adapter with {}, as the engine's, received one with {}", folder.string(),
+                   shown(mine, expected), shown(theirs, received));
+  }
 
-    std::vector<int32_t> ids;
-    std::string fault;
-  };
+  StepTrainer trainer;
+  std::optional<LoraOptions> lora;
+  ModelCost cost;
+  int64_t step = 0;       // optimiser steps done
+  double grad_norm = 0;   // of the accumulated gradients
+  int64_t num_added = 0;  // calls of forward_backward since the last step
+  bool is_half_loaded = false;
+};
 
+struct Engine::State {
   /// In the scope of the machine's kernels.
   State(const fs::path& model, const EngineOptions& given, const Machine& machine,
         const std::string& process_group, bool only_adapters)
@@ -149,13 +197,14 @@ struct Engine::State {
         kernels(machine.kernels),
         dtype(given.train.dtype),
         source(model),
-        stop_ids(model),
+        stop_ids(std::async(std::launch::deferred, [&] { return read_stop_ids(model); })),
         base(loaded(model, given.train.trains_adapter() || only_adapters)),
         now(base),
         config(base->decoder().config()),
         routers(router_shape(config)),
         times(given.planning.costs({.config = config, .dtype = dtype, .device = device}).time) {
     if (given.train.trains_adapter()) now = new_adapter(given);
+    stop_ids.wait();
   }
 
   /// Without an adapter.
@@ -194,9 +243,9 @@ struct Engine::State {
   KernelChoice kernels;
   at::ScalarType dtype;
   SourceModel source;
-  StopIds stop_ids;
-  const std::shared_ptr<Trained> base;  // all weights
-  std::shared_ptr<Trained> now;         // in use
+  std::shared_future<std::vector<int32_t>> stop_ids;  // of the model's folder, or the error in reading them
+  const std::shared_ptr<Trained> base;                // all weights
+  std::shared_ptr<Trained> now;                       // in use
   const DecoderConfig& config;
   RouterShape routers;
   TimeModel times;  // for comparing plans, without adapters
@@ -228,8 +277,6 @@ struct Engine::State {
   void check_whole() const {
     for (const auto& used : {base, now}) used->check_whole();
   }
-  Metrics forward_backward(const Trajectories& rows, const Indices& indices, const NamedTexts& named,
-                           const TermFunction& function, const Progress& progress);
   void check_checkpoint(const fs::path& folder, const RunState& saved, bool with_optimizer,
                         std::vector<std::string>* notes) const;
 };
@@ -283,54 +330,6 @@ void Engine::State::check_rows(const Trajectories& rows, const std::vector<int64
   check_recorded_routes("rows", rows, routers, config.num_hidden_layers());
 }
 
-Metrics Engine::State::forward_backward(const Trajectories& rows, const Indices& indices,
-                                        const NamedTexts& named, const TermFunction& function,
-                                        const Progress& progress) {
-  const auto begin = std::chrono::steady_clock::now();
-  const auto terms = std::make_shared<TermsOfRows>();
-  ObjectiveOptions objective;
-  const std::unique_ptr<Loss> made = group.together([&] {
-    check_whole();
-    now->check_trains();
-    objective = parse_objective_options(named);
-    ESPALIER_CHECK(routers.count() > 0 || !objective.has_router_losses(),
-                   "router_aux_loss_coef, router_z_loss_coef: expected a model with experts, received {}",
-                   config.model_type);
-    ESPALIER_CHECK(!function || group.size() == 1,
-                   "objective: expected a name with a process group of several ranks, received a function");
-    check_rows(rows, rows_of(rows, indices));
-    return std::make_unique<Loss>(rows, objective_of(objective, function, terms));
-  });
-  const Loss& loss = *made;
-  const PlanCosts plan_costs = costs(loss.objective(), rows.ref_topk);
-  const Step step = group.together([&] {
-    return make_share(loss, rows_of(rows, indices),
-                      {.plan = options.planning.options(rows),
-                       .objective = objective,
-                       .costs = &plan_costs,
-                       .child_order = child_order()},
-                      group);
-  });
-  *terms = terms_of_rows(step);
-  // Adapters freeze the weights that they share.
-  for (const Parameter& weight : base->decoder().weights()) weight.value.set_requires_grad(!now->lora);
-  try {
-    const StepResult result = now->trainer.add_gradients(step, loss, progress);
-    check_mapped_files();
-    now->grad_norm = now->trainer.gradient_norm();
-    check_finite(now->decoder(), step, loss, "forward_backward", result.loss, now->grad_norm, group);
-    ++now->num_added;
-    const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
-    nlohmann::ordered_json metrics = step_metrics(now->cost, objective, result, seconds);
-    if (result.measured_peak_bytes() == 0) metrics.erase("peak_tensor_bytes");  // nothing counted
-    metrics["grad_norm"] = now->grad_norm;
-    return to_metrics(metrics);
-  } catch (...) {
-    now->clear();
-    throw;
-  }
-}
-
 void Engine::State::check_checkpoint(const fs::path& folder, const RunState& saved, bool with_optimizer,
                                      std::vector<std::string>* notes) const {
   const std::string fault = manifest_fault(folder, checkpoint_name(saved.step),
@@ -338,9 +337,10 @@ void Engine::State::check_checkpoint(const fs::path& folder, const RunState& sav
   ESPALIER_CHECK(fault.empty(), "{}: the checkpoint is damaged: {}", folder.string(), fault);
   const bool is_adapter = fs::exists(folder / kAdapterConfigFile);
   const bool has_adapter = now->decoder().has_adapter();
+  const auto trained = [](bool adapter) { return adapter ? "an adapter" : "all weights"; };
   ESPALIER_CHECK(is_adapter == has_adapter,
                  "{}: expected a checkpoint of {}, as the engine trains, received one of {}", folder.string(),
-                 trained_things(has_adapter), trained_things(is_adapter));
+                 trained(has_adapter), trained(is_adapter));
   const auto saved_config =
       is_adapter ? saved.model_config : read_json_file<nlohmann::ordered_json>(folder / "config.json");
   const auto difference = config_difference(saved_config, source.config());
@@ -395,9 +395,56 @@ EngineAdapter Engine::adapter() const {
   return {state_->now == state_->base ? nullptr : state_->now};
 }
 
-Metrics Engine::forward_backward(const Trajectories& rows, const Indices& indices, const NamedTexts& options,
+Metrics Engine::forward_backward(const Trajectories& rows, const Indices& indices, const NamedTexts& named,
                                  const TermFunction& function, const Progress& progress) {
-  return state_->call([&] { return state_->forward_backward(rows, indices, options, function, progress); });
+  State& state = *state_;
+  return state.call([&] {
+    const auto begin = std::chrono::steady_clock::now();
+    const auto terms = std::make_shared<TermsOfRows>();
+    ObjectiveOptions objective;
+    const std::unique_ptr<Loss> made = state.group.together([&] {
+      state.check_whole();
+      state.now->check_trains();
+      objective = parse_objective_options(named);
+      ESPALIER_CHECK(state.routers.count() > 0 || !objective.has_router_losses(),
+                     "router_aux_loss_coef, router_z_loss_coef: expected a model with experts, received {}",
+                     state.config.model_type);
+      ESPALIER_CHECK(!function || state.group.size() == 1,
+                     "objective: expected a name with a process group of several ranks, received a function");
+      state.check_rows(rows, rows_of(rows, indices));
+      return std::make_unique<Loss>(rows, objective_of(objective, function, terms));
+    });
+    const Loss& loss = *made;
+    const PlanCosts plan_costs = state.costs(loss.objective(), rows.ref_topk);
+    const Step step = state.group.together([&] {
+      return make_share(loss, rows_of(rows, indices),
+                        {.plan = state.options.planning.options(rows),
+                         .objective = objective,
+                         .costs = &plan_costs,
+                         .child_order = state.child_order()},
+                        state.group);
+    });
+    *terms = terms_of_rows(step);
+    // Adapters freeze the weights that they share.
+    for (const Parameter& weight : state.base->decoder().weights())
+      weight.value.set_requires_grad(!state.now->lora);
+    try {
+      const StepResult result = state.now->trainer.add_gradients(step, loss, progress);
+      check_mapped_files();
+      state.now->grad_norm = state.now->trainer.gradient_norm();
+      check_finite(state.now->decoder(), step, loss, "forward_backward", result.loss, state.now->grad_norm,
+                   state.group);
+      ++state.now->num_added;
+      const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+      nlohmann::ordered_json metrics = step_metrics(state.now->cost, objective, result, seconds);
+      if (result.measured_peak_bytes() == 0) metrics.erase("peak_tensor_bytes");  // nothing counted
+      metrics["grad_norm"] = state.now->grad_norm;
+      return to_metrics(metrics);
+    } catch (...) {
+      state.now->clear();
+      throw;
+    }
+  });
 }
 
 Metrics Engine::optim_step(const NamedTexts& settings) {
@@ -412,7 +459,7 @@ Metrics Engine::optim_step(const NamedTexts& settings) {
     check_train_options(options);
     Trained& now = *state_->now;
     const double norm = now.grad_norm;
-    now.trainer.optimizer().set_options(options.optimizer);
+    now.trainer.optimizer().options() = options.optimizer;
     now.trainer.update(options.learning_rate, norm);
     now.clear();
     ++now.step;
@@ -421,7 +468,7 @@ Metrics Engine::optim_step(const NamedTexts& settings) {
   return state_->call([&] { return state_->group.together(update); });
 }
 
-std::vector<double> Engine::logprobs(const Trajectories& rows, const Progress& progress) {
+TokenLogprobs Engine::logprobs(const Trajectories& rows, int64_t top_k, const Progress& progress) {
   return state_->call([&] {
     state_->check_whole();
     state_->check_rows(rows, rows_of(rows, std::nullopt));
@@ -430,33 +477,39 @@ std::vector<double> Engine::logprobs(const Trajectories& rows, const Progress& p
                                        .costs = &costs,
                                        .terms = TermChoice::kAll,
                                        .child_order = state_->child_order()});
-    std::vector<double> values(rows.num_tokens());
-    compute_logprobs(state_->now->decoder(), rows, step, &values, progress);
+    TokenDistributions found =
+        compute_distributions(state_->now->decoder(), rows, step, {.top_k = top_k}, progress);
     check_mapped_files();
-    for (int64_t row = 0; row < rows.num_rows(); ++row) {
-      for (int64_t t = 1; t < rows.row_size(row); ++t) {
-        const double value = values[rows.offsets[row] + t];
-        ESPALIER_CHECK(std::isfinite(value),
-                       "trajectory {}: the log-probability of token {} is {}: expected a finite number",
-                       rows.name(row), t, value);
-      }
-    }
-    return values;
+    for (int64_t row = 0; row < rows.num_rows(); ++row) found.logprobs[rows.offsets[row]] = 0;
+    if (!found.top_ids.defined()) return TokenLogprobs{std::move(found.logprobs), {}, {}};
+    TopTokens top = top_tokens(found);
+    return TokenLogprobs{std::move(found.logprobs), std::move(top.ids), std::move(top.logprobs)};
   });
 }
 
-Trajectories Engine::sample(const Trajectories& rows, const NamedTexts& options, const Progress& progress) {
+Trajectories Engine::sample(const Trajectories& rows, const NamedTexts& options,
+                            const std::vector<NamedTexts>& of_rows, const Progress& progress,
+                            const Watch& watch) {
   return state_->call([&] {
     state_->check_whole();
-    const SamplingFlags sampling = parse_sampling_options(options);
+    const SamplingFlags flags = parse_sampling_options(options);
     state_->check_rows(rows, rows_of(rows, std::nullopt));
-    const State::StopIds& stop_ids = state_->stop_ids;
-    const bool asks_model = !sampling.ignore_stop_ids && sampling.options.stop_ids.empty();
-    if (asks_model && !stop_ids.fault.empty()) throw InputError(stop_ids.fault);
-    const Trajectories prompts = prompts_of(rows, sampling.whole_rows);
+    const auto resolved = [&](const SamplingFlags& given) {
+      return given.resolved([&] { return state_->stop_ids.get(); }, state_->config.vocab_size);
+    };
+    SampleOptions sampling = of_rows.empty() ? resolved(flags) : flags.options;
+    for (const NamedTexts& own : of_rows) sampling.rows.push_back(resolved(parse_sampling_options(own)));
+    const auto told = [&](std::span<const Completion* const> completions) {
+      std::vector<int64_t> tokens;
+      for (const Completion* each : completions)
+        tokens.insert(tokens.end(), {each->row, each->sample, each->tokens.back()});
+      return watch(std::move(tokens));
+    };
+    const Trajectories prompts = prompts_of(rows, flags.whole_rows);
     const SampleResult result = espalier::sample(
-        state_->now->decoder(), prompts, sampling.resolved(stop_ids.ids, state_->config.vocab_size),
-        [&](const SampleProgress& done) { progress(done.finished, done.completions); });
+        state_->now->decoder(), prompts, sampling,
+        [&](const SampleProgress& done) { progress(done.finished, done.completions); },
+        watch ? TokenWatch(told) : TokenWatch());
     check_mapped_files();
     return espalier::rows_of(result.completions, rows, prompts);
   });
@@ -536,14 +589,6 @@ int64_t Engine::step() const {
 
 int64_t Engine::vocab_size() const {
   return state_->config.vocab_size;
-}
-
-std::string Engine::dtype() const {
-  return dtype_name(state_->dtype);
-}
-
-double Engine::learning_rate() const {
-  return state_->options.train.learning_rate;
 }
 
 }  // namespace espalier::python_engine

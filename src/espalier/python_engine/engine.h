@@ -34,6 +34,15 @@ struct TermsOfRows {
 /// A CustomFunction that also receives the tokens of the log-probabilities.
 using TermFunction = std::function<CustomValue(const TermsOfRows& terms, std::span<const double> logprobs)>;
 
+struct TokenLogprobs {
+  std::vector<double> logprobs;      // [N]
+  std::vector<int32_t> top_ids;      // [N, top_k], -1 for first tokens
+  std::vector<double> top_logprobs;  // [N, top_k]
+};
+
+/// A TokenWatch (sample/sampler.h) of [B, 3]: the prompt's row, the number of the sample, its new token.
+using Watch = std::function<std::vector<bool>(std::vector<int64_t>)>;
+
 /// A tensor on the host, float64 or else float32.
 struct HostArray {
   std::string name;
@@ -95,13 +104,15 @@ class Engine {
   /// for this step alone. Returns the metrics step, grad_norm, learning_rate.
   Metrics optim_step(const NamedTexts& settings);
 
-  /// Log-probabilities [N] of every token given all before it in its row; 0 for first tokens.
-  std::vector<double> logprobs(const Trajectories& rows, const Progress& progress);
+  /// Log-probabilities [N] of every token given all before it in its row; 0 for first tokens. `top_k`: also
+  /// of the most likely ones in its place.
+  TokenLogprobs logprobs(const Trajectories& rows, int64_t top_k, const Progress& progress);
 
   /// Samples completions of the rows' prompts with the current weights, as rows (sample/sampler.h: rows_of);
-  /// options by the flag names of `espalier sample`. `progress` is called after each token with finished and
-  /// all completions. Gradients are kept.
-  Trajectories sample(const Trajectories& rows, const NamedTexts& options, const Progress& progress);
+  /// options by the flag names of `espalier sample`: of the call, or of each row (SampleOptions::rows).
+  /// `progress` is called after each token with finished and all completions. Gradients are kept.
+  Trajectories sample(const Trajectories& rows, const NamedTexts& options,
+                      const std::vector<NamedTexts>& of_rows, const Progress& progress, const Watch& watch);
 
   /// Gradients accumulated since the last optim_step, by parameter; undefined ones are omitted.
   std::vector<HostArray> gradients();
@@ -119,8 +130,6 @@ class Engine {
 
   int64_t step() const;  // optimiser steps done
   int64_t vocab_size() const;
-  std::string dtype() const;
-  double learning_rate() const;
 
  private:
   struct State;

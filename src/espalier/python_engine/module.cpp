@@ -53,18 +53,23 @@ Metrics forward_backward(Engine& engine, const Trajectories& rows, const Indices
   return engine.forward_backward(rows, indices, options, calling(function), watching(progress));
 }
 
-python::Array<double> logprobs(Engine& engine, const Trajectories& rows, nb::handle progress) {
-  std::vector<double> values;
+nb::tuple logprobs(Engine& engine, const Trajectories& rows, int64_t top_k, nb::handle progress) {
+  TokenLogprobs found;
   {
     const Interruptible work;
-    values = engine.logprobs(rows, watching(progress));
+    found = engine.logprobs(rows, top_k, watching(progress));
   }
-  return python::take(std::move(values));
+  return nb::make_tuple(python::take(std::move(found.logprobs)), python::take(std::move(found.top_ids)),
+                        python::take(std::move(found.top_logprobs)));
 }
 
 Trajectories sample(Engine& engine, const Trajectories& rows, const NamedTexts& options,
-                    nb::handle progress) {
-  return engine.sample(rows, options, watching(progress));
+                    const std::vector<NamedTexts>& of_rows, nb::handle progress, nb::handle watch) {
+  const auto ends = [watch](std::vector<int64_t> tokens) {
+    const nb::gil_scoped_acquire acquire;
+    return nb::cast<std::vector<bool>>(watch(python::take(std::move(tokens))));
+  };
+  return engine.sample(rows, options, of_rows, watching(progress), watch.is_none() ? Watch() : Watch(ends));
 }
 
 nb::object to_array(const HostArray& array) {
@@ -110,19 +115,21 @@ void bind_engine(nb::module_& module) {
            "function(offsets int64 [R + 1], positions int64 [M], logprobs float64 [M]) -> (loss, gradient "
            "float64 [M]).")
       .def("optim_step", &Engine::optim_step, nb::arg("settings"), work, "The metrics, by name.")
-      .def("logprobs", &logprobs, nb::arg("rows"), nb::arg("progress").none(),
-           "float64 [N]: of every token given all before it in its row; 0 for first tokens.")
-      .def("sample", &sample, nb::arg("rows"), nb::arg("options"), nb::arg("progress").none(), work,
-           "Completions of the rows' prompts as rows.")
+      .def(
+          "logprobs", &logprobs, nb::arg("rows"), nb::arg("top_k"), nb::arg("progress").none(),
+          "float64 [N]: of every token given all before it in its row; 0 for first tokens. int32 and float64 "
+          "[N * top_k]: the most likely ones.")
+      .def("sample", &sample, nb::arg("rows"), nb::arg("options"), nb::arg("of_rows"),
+           nb::arg("progress").none(), nb::arg("watch").none(), work,
+           "Completions of the rows' prompts as rows. watch(int64 [B * 3] of row, sample and new token): "
+           "which ones end.")
       .def("gradients", &gradients, "Copies of the gradients, by the names of the parameters.")
       .def("zero_gradients", &Engine::zero_gradients, "Forgets all gradients.")
       .def("save", &Engine::save, nb::arg("folder"), nb::arg("dtype"), work, "Writes a checkpoint.")
       .def("load", &Engine::load, nb::arg("folder"), nb::arg("with_optimizer"), work,
            "Loads a checkpoint. Returns notes about oddities of its folder.")
       .def_prop_ro("step", &Engine::step, "Optimiser steps done.")
-      .def_prop_ro("vocab_size", &Engine::vocab_size, "Of the model.")
-      .def_prop_ro("dtype", &Engine::dtype, "Of the model.")
-      .def_prop_ro("learning_rate", &Engine::learning_rate, "Of steps that are given none.");
+      .def_prop_ro("vocab_size", &Engine::vocab_size, "Of the model.");
 }
 
 }  // namespace

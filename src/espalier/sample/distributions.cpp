@@ -3,6 +3,7 @@
 
 #include <ATen/ATen.h>
 
+#include <algorithm>
 #include <limits>
 #include <utility>
 
@@ -90,11 +91,27 @@ TokenDistributions compute_distributions(const Decoder& decoder, const Trajector
     ids.push_back(computed.top.ids);
     logprobs.push_back(computed.top.logprobs);
   }
+  check_token_values(trajectories, result.logprobs, "log-probability");
+  if (options.entropies) check_token_values(trajectories, result.entropies, "entropy");
   if (!ids.empty()) {
     result.top_ids = at::cat(ids);
     result.top_logprobs = at::cat(logprobs);
   }
   return result;
+}
+
+TopTokens top_tokens(const TokenDistributions& distributions) {
+  const int64_t k = distributions.top_ids.size(1);
+  const at::Tensor logprobs = distributions.top_logprobs.to(at::kDouble);
+  TopTokens top{std::vector<int32_t>(distributions.top_row.size() * k, -1), {}};
+  top.logprobs.resize(top.ids.size());
+  for (size_t token = 0; token < distributions.top_row.size(); ++token) {
+    const int64_t row = distributions.top_row[token], to = static_cast<int64_t>(token) * k;
+    if (row < 0) continue;  // nothing predicts it
+    std::copy_n(distributions.top_ids.const_data_ptr<int64_t>() + row * k, k, top.ids.begin() + to);
+    std::copy_n(logprobs.const_data_ptr<double>() + row * k, k, top.logprobs.begin() + to);
+  }
+  return top;
 }
 
 }  // namespace espalier

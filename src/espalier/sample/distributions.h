@@ -30,8 +30,15 @@ struct TokenDistributions {
   at::Tensor top_logprobs;  // [P, top_k] float32 (float64 for float64)
 };
 
+/// The most likely tokens [N, top_k] of each token's distribution; -1 and 0 for first tokens.
+struct TopTokens {
+  std::vector<int32_t> ids;
+  std::vector<double> logprobs;
+};
+TopTokens top_tokens(const TokenDistributions& distributions);
+
 /// `step` must be made with TermChoice::kAll. Each distribution is computed once, however many trajectories
-/// share it.
+/// share it. Throws InputError if log-probabilities or entropies are not finite.
 TokenDistributions compute_distributions(const Decoder& decoder, const Trajectories& trajectories,
                                          const Step& step, const DistributionOptions& options,
                                          const MicroBatchProgress& progress = {});

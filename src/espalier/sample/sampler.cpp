@@ -66,7 +66,7 @@ int64_t shared_tokens(const Forest& forest, int64_t a, int64_t b) {
 // Tokens per micro-batch of prompts: large enough for full speed, small enough for little activation memory.
 constexpr int64_t kMicroBatchTokens = 4096;
 
-void check_options(const Decoder& decoder, const Trajectories& prompts, const SampleOptions& options) {
+void check_options(const Decoder& decoder, const SampleOptions& options) {
   const auto from_one = [](const char* name, int64_t value) {
     ESPALIER_CHECK(value >= 1, "{}: expected 1 or more, received {}", name, value);
   };
@@ -79,6 +79,11 @@ void check_options(const Decoder& decoder, const Trajectories& prompts, const Sa
                    "--stop-id: expected ids below the vocabulary size {}, received {}", decoder.vocab_size(),
                    id);
   }
+  TokenChooser{options.choice};  // throws if an option is out of range
+  for (const SampleOptions& row : options.rows) check_options(decoder, row);
+}
+
+void check_prompts(const Decoder& decoder, const Trajectories& prompts) {
   const int64_t most = decoder.config().max_position_embeddings;
   for (int64_t row = 0; row < prompts.num_rows(); ++row) {
     ESPALIER_CHECK(most == 0 || prompts.row_size(row) < most,
@@ -96,6 +101,7 @@ Rng sample_stream(uint64_t seed, int64_t row, int64_t sample) {
 /// A completion that is being sampled.
 struct Sequence {
   Completion completion;
+  const SampleOptions* options;
   int64_t prompt;  // index in the encoded group
   int64_t most;    // maximum number of tokens
   Rng rng;
@@ -106,9 +112,12 @@ struct Sequence {
 class Sampler {
  public:
   Sampler(const Decoder& decoder, const Trajectories& prompts, const SampleOptions& options,
-          const std::function<void(const SampleProgress&)>& progress)
-      : decoder_(decoder), prompts_(prompts), options_(options), progress_(progress) {
-    status_.completions = prompts.num_rows() * options.samples;
+          const std::function<void(const SampleProgress&)>& progress, const TokenWatch& watch)
+      : decoder_(decoder), prompts_(prompts), options_(options), progress_(progress), watch_(watch) {
+    for (int64_t row = 0; row < prompts.num_rows(); ++row) {
+      status_.completions += options_of(row).samples;
+      most_new_tokens_ = std::max(most_new_tokens_, options_of(row).max_new_tokens);
+    }
   }
 
   SampleResult run() {
@@ -139,15 +148,15 @@ class Sampler {
 
     Stopwatch decoding(decoder_.device());
     decoding.start();
-    DecodeBatch batch(decoder_, encoded, std::min<int64_t>(options_.batch_size, num_samples(rows)));
-    std::vector<Sequence> live;
-    int64_t num_begun = 0;
-    while (num_begun < num_samples(rows) || !live.empty()) {
+    std::vector<Sequence> live, waiting = make_sequences(rows);  // the next one last
+    const auto most = static_cast<size_t>(options_.batch_size);
+    DecodeBatch batch(decoder_, encoded, static_cast<int64_t>(std::min(most, waiting.size())));
+    while (!waiting.empty() || !live.empty()) {
       check_interrupt();
       std::vector<Sequence> new_sequences;
-      while (num_begun < num_samples(rows) &&
-             static_cast<int64_t>(live.size() + new_sequences.size()) < options_.batch_size) {
-        new_sequences.push_back(make_sequence(rows, num_begun++));
+      while (!waiting.empty() && live.size() + new_sequences.size() < most) {
+        new_sequences.push_back(std::move(waiting.back()));
+        waiting.pop_back();
       }
       begin(encoded, std::move(new_sequences), &batch, &live);
       if (live.empty()) continue;
@@ -161,16 +170,24 @@ class Sampler {
     result_.decode_seconds += decoding.seconds();
   }
 
-  int64_t num_samples(const std::vector<int64_t>& rows) const {
-    return static_cast<int64_t>(rows.size()) * options_.samples;
+  const SampleOptions& options_of(int64_t row) const {
+    return options_.rows.empty() ? options_ : options_.rows[row];
   }
 
-  Sequence make_sequence(const std::vector<int64_t>& rows, int64_t number) const {
-    const int64_t prompt = number / options_.samples, sample = number % options_.samples;
-    const int64_t row = rows[prompt], limit = decoder_.config().max_position_embeddings;
-    int64_t most = options_.max_new_tokens;
-    if (limit > 0) most = std::min(most, limit - prompts_.row_size(row));
-    return {{.row = row, .sample = sample}, prompt, most, sample_stream(options_.seed, row, sample)};
+  std::vector<Sequence> make_sequences(const std::vector<int64_t>& rows) const {
+    const int64_t limit = decoder_.config().max_position_embeddings;
+    std::vector<Sequence> sequences;
+    for (auto prompt = static_cast<int64_t>(rows.size()) - 1; prompt >= 0; --prompt) {
+      const int64_t row = rows[prompt], place = options_.rows.empty() ? row : 0;
+      const SampleOptions& own = options_of(row);
+      int64_t most = own.max_new_tokens;
+      if (limit > 0) most = std::min(most, limit - prompts_.row_size(row));
+      for (int64_t sample = own.samples - 1; sample >= 0; --sample) {
+        sequences.push_back(
+            {{.row = row, .sample = sample}, &own, prompt, most, sample_stream(own.seed, place, sample)});
+      }
+    }
+    return sequences;
   }
 
   /// Samples the first tokens, which the prompts predict. Sequences that do not end there become live.
@@ -208,16 +225,17 @@ class Sampler {
       const at::Tensor rows = logits.contiguous();
       const auto width = static_cast<size_t>(rows.size(1));
       at::parallel_for(0, rows.size(0), 1, [&](int64_t begin, int64_t end) {
-        TokenChooser chooser(options_.choice);
+        TokenChooser chooser(sequences[begin].options->choice);
         for (int64_t i = begin; i < end; ++i) {
           Sequence& sequence = sequences[i];
+          const SampleOptions& own = *sequence.options;
+          if (i > begin && own.choice != sequences[i - 1].options->choice) chooser = TokenChooser(own.choice);
           const TokenChoice chosen =
               chooser.choose(std::span<const Scalar>(rows.const_data_ptr<Scalar>() + i * width, width),
                              sequence.rng.uniform());
           sequence.completion.tokens.push_back(chosen.token);
           sequence.completion.logprobs.push_back(chosen.logprob);
-          sequence.completion.stopped =
-              std::ranges::find(options_.stop_ids, chosen.token) != options_.stop_ids.end();
+          sequence.completion.stopped = std::ranges::find(own.stop_ids, chosen.token) != own.stop_ids.end();
         }
       });
     };
@@ -228,6 +246,11 @@ class Sampler {
     }
     result_.sampled_tokens += static_cast<int64_t>(sequences.size());
     report_progress();
+    if (!watch_) return;
+    std::vector<const Completion*> completions;
+    for (const Sequence& sequence : sequences) completions.push_back(&sequence.completion);
+    const std::vector<bool> ends = watch_(completions);
+    for (size_t i = 0; i < ends.size(); ++i) sequences[i].completion.stopped |= ends[i];
   }
 
   void finish_done(DecodeBatch* batch, std::vector<Sequence>* live) {
@@ -256,7 +279,7 @@ class Sampler {
     if (!progress_) return;
     status_.sampled_tokens = result_.sampled_tokens;
     const int64_t open = result_.sampled_tokens - finished_tokens_;
-    const double most = static_cast<double>(options_.max_new_tokens);
+    const auto most = static_cast<double>(most_new_tokens_);
     status_.fraction = (static_cast<double>(status_.finished) + static_cast<double>(open) / most) /
                        static_cast<double>(status_.completions);
     progress_(status_);
@@ -266,6 +289,8 @@ class Sampler {
   const Trajectories& prompts_;
   const SampleOptions& options_;
   const std::function<void(const SampleProgress&)>& progress_;
+  const TokenWatch& watch_;
+  int64_t most_new_tokens_ = 1;
   SampleResult result_;
   SampleProgress status_;
   int64_t finished_tokens_ = 0;
@@ -316,10 +341,10 @@ std::vector<std::vector<int64_t>> prompt_groups(const Forest& forest, int64_t to
 }
 
 SampleResult sample(const Decoder& decoder, const Trajectories& prompts, const SampleOptions& options,
-                    const std::function<void(const SampleProgress&)>& progress) {
-  check_options(decoder, prompts, options);
-  TokenChooser{options.choice};  // throws if an option is out of range
-  return Sampler(decoder, prompts, options, progress).run();
+                    const std::function<void(const SampleProgress&)>& progress, const TokenWatch& watch) {
+  check_options(decoder, options);
+  check_prompts(decoder, prompts);
+  return Sampler(decoder, prompts, options, progress, watch).run();
 }
 
 Trajectories rows_of(const std::vector<Completion>& completions, const Trajectories& rows,
@@ -380,12 +405,13 @@ void SamplingFlags::add_sizes(OptionList* list) {
             {.least = 1});
 }
 
-SampleOptions SamplingFlags::resolved(const std::vector<int32_t>& model_stop_ids, int64_t vocab_size) const {
+SampleOptions SamplingFlags::resolved(const std::function<std::vector<int32_t>()>& of_model,
+                                      int64_t vocab_size) const {
   SampleOptions all = options;
   if (ignore_stop_ids) {
     all.stop_ids.clear();
   } else if (all.stop_ids.empty()) {
-    std::ranges::copy_if(model_stop_ids, std::back_inserter(all.stop_ids),
+    std::ranges::copy_if(of_model(), std::back_inserter(all.stop_ids),
                          [&](int32_t id) { return id < vocab_size; });
   }
   return all;

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <span>
 #include <vector>
 
 #include "espalier/base/options.h"
@@ -36,6 +37,9 @@ struct SampleOptions {
   int64_t batch_size = 64;       // maximum number of live sequences
   int64_t token_budget = 32768;  // prompt tokens whose keys and values are kept at a time; a single
                                  // prompt may exceed it
+  /// By row of the prompts, in place of all but the two sizes above; empty: the same for all rows. Random
+  /// numbers of a row are then those of row 0 of a call with its options.
+  std::vector<SampleOptions> rows{};
 };
 
 /// Tokens sampled after a prompt.
@@ -44,8 +48,11 @@ struct Completion {
   int64_t sample = 0;  // number among the row's samples, from 0
   std::vector<int32_t> tokens{};
   std::vector<double> logprobs{};  // [tokens] TokenChoice::logprob
-  bool stopped = false;            // whether its last token is one of stop_ids
+  bool stopped = false;            // whether its last token is one of stop_ids, or a TokenWatch ended it
 };
+
+/// Told of completions that have a new token, after each step. Returns which of them end with it, or none.
+using TokenWatch = std::function<std::vector<bool>(std::span<const Completion* const>)>;
 
 /// Progress of sample().
 struct SampleProgress {
@@ -70,7 +77,8 @@ struct SampleResult {
 /// ends when its trajectory has max_position_embeddings tokens. Throws InputError if a prompt already has
 /// that many, an id is outside the vocabulary, or an option is out of range.
 SampleResult sample(const Decoder& decoder, const Trajectories& prompts, const SampleOptions& options,
-                    const std::function<void(const SampleProgress&)>& progress = {});
+                    const std::function<void(const SampleProgress&)>& progress = {},
+                    const TokenWatch& watch = {});
 
 /// One row per completion: prompt and completion as input_ids, loss on the completion, its log-probabilities.
 /// Rows are named NAME/sample-K after the prompt's row, and grouped by the group of that row, or by NAME if
@@ -88,9 +96,9 @@ struct SamplingFlags {
   /// --batch-size and --token-budget.
   void add_sizes(OptionList* list);
 
-  /// The options with stop ids resolved: the given ones, otherwise `model_stop_ids` without ids outside the
+  /// The options with stop ids resolved: the given ones, otherwise those of the model without ids outside the
   /// vocabulary, which can never be sampled.
-  SampleOptions resolved(const std::vector<int32_t>& model_stop_ids, int64_t vocab_size) const;
+  SampleOptions resolved(const std::function<std::vector<int32_t>()>& of_model, int64_t vocab_size) const;
 };
 
 }  // namespace espalier

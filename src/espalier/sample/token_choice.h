@@ -15,6 +15,8 @@ struct TokenChoiceOptions {
   /// Of these, keep the smallest set of most likely tokens whose probabilities sum to at least top_p
   /// (Holtzman et al., "The curious case of neural text degeneration", 2020). In (0, 1].
   double top_p = 1;
+
+  bool operator==(const TokenChoiceOptions&) const = default;
 };
 
 struct TokenChoice {

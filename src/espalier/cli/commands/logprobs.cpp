@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // espalier logprobs: log-probabilities, entropies and top-k tokens, computed on the shared trees.
 #include <algorithm>
-#include <cmath>
 #include <memory>
 #include <string>
 
@@ -42,12 +41,6 @@ struct LogprobsArguments {
   bool as_reference = false;
 };
 
-void check_finite(const Trajectories& trajectories, int64_t row, int64_t token, const char* what,
-                  double value) {
-  ESPALIER_CHECK(std::isfinite(value), "trajectory {}: the {} of token {} is {}: expected a finite number",
-                 trajectories.name(row), what, token, value);
-}
-
 /// Appends rows to a file as JSON.
 class RowWriter {
  public:
@@ -60,10 +53,8 @@ class RowWriter {
     const bool named = !trajectories_.trajectory_id.empty() && !trajectories_.trajectory_id[row].empty();
     const nlohmann::json id = named ? nlohmann::json(trajectories_.trajectory_id[row]) : nlohmann::json(row);
     std::string line = fmt::format("{{\"trajectory_id\":{}", id.dump());
-    append_numbers(row, "logprobs", "log-probability", computed_.logprobs, &line);
-    if (!computed_.entropies.empty()) {
-      append_numbers(row, "entropies", "entropy", computed_.entropies, &line);
-    }
+    append_numbers(row, "logprobs", computed_.logprobs, &line);
+    if (!computed_.entropies.empty()) append_numbers(row, "entropies", computed_.entropies, &line);
     if (!computed_.top_row.empty()) append_top(row, &line);
     line += "}\n";
     file->write(line);
@@ -75,14 +66,12 @@ class RowWriter {
     *line += is_double_ ? fmt::format("{}", value) : fmt::format("{}", static_cast<float>(value));
   }
 
-  void append_numbers(int64_t row, const char* field, const char* what, const std::vector<double>& values,
+  void append_numbers(int64_t row, const char* field, const std::vector<double>& values,
                       std::string* line) const {
     *line += fmt::format(",\"{}\":[null", field);
     for (int64_t t = 1; t < trajectories_.row_size(row); ++t) {
-      const double value = values[trajectories_.offsets[row] + t];
-      check_finite(trajectories_, row, t, what, value);
       *line += ',';
-      append_number(value, line);
+      append_number(values[trajectories_.offsets[row] + t], line);
     }
     *line += ']';
   }
@@ -136,28 +125,16 @@ RealColumn column_of(const std::vector<double>& values, bool is_double) {
 void set_ref_logprobs(const TokenDistributions& computed, bool is_double, Trajectories* trajectories) {
   std::vector<double> logprobs = computed.logprobs;
   for (int64_t row = 0; row < trajectories->num_rows(); ++row) {
-    const int64_t first = trajectories->offsets[row];
-    logprobs[first] = 0;  // nothing predicts it
-    for (int64_t t = 1; t < trajectories->row_size(row); ++t)
-      check_finite(*trajectories, row, t, "log-probability", logprobs[first + t]);
+    logprobs[trajectories->offsets[row]] = 0;  // nothing predicts it
   }
   trajectories->ref_logprobs = {column_of(logprobs, is_double), {}};
 }
 
 void set_ref_topk(const TokenDistributions& computed, bool is_double, Trajectories* trajectories) {
-  const int64_t k = computed.top_ids.size(1);
-  const at::Tensor values = computed.top_logprobs.to(at::kDouble);
-  std::vector<int32_t> ids(trajectories->num_tokens() * k, -1);
-  std::vector<double> logprobs(ids.size());
-  for (int64_t token = 0; token < trajectories->num_tokens(); ++token) {
-    const int64_t row = computed.top_row[token];
-    if (row < 0) continue;  // nothing predicts it
-    std::copy_n(computed.top_ids.const_data_ptr<int64_t>() + row * k, k, ids.begin() + token * k);
-    std::copy_n(values.const_data_ptr<double>() + row * k, k, logprobs.begin() + token * k);
-  }
-  trajectories->ref_topk = k;
-  trajectories->ref_topk_ids = Column<int32_t>(std::move(ids));
-  trajectories->ref_topk_logprobs = column_of(logprobs, is_double);
+  TopTokens top = top_tokens(computed);
+  trajectories->ref_topk = computed.top_ids.size(1);
+  trajectories->ref_topk_ids = Column<int32_t>(std::move(top.ids));
+  trajectories->ref_topk_logprobs = column_of(top.logprobs, is_double);
 }
 
 /// Writes the rows of the data with the computed values as those of a reference model.

@@ -38,10 +38,9 @@ struct SampleArguments {
 
 SampleResult run_sampler(const SampleArguments& flags, const Decoder& decoder, const Trajectories& prompts) {
   const SamplingFlags& sampling = flags.sampling;
-  const bool asks_model = !sampling.ignore_stop_ids && sampling.options.stop_ids.empty();
-  const SampleOptions options = sampling.resolved(
-      asks_model ? read_stop_ids(flags.model) : std::vector<int32_t>(), decoder.vocab_size());
-  if (asks_model && options.stop_ids.empty()) {
+  const SampleOptions options =
+      sampling.resolved([&] { return read_stop_ids(flags.model); }, decoder.vocab_size());
+  if (!sampling.ignore_stop_ids && options.stop_ids.empty()) {
     log_line("{}: has no end-of-text token: every completion has --max-new-tokens tokens",
              printable(flags.model));
   }

@@ -72,12 +72,6 @@ bool is_matrix(const Parameter& parameter) {
 
 }  // namespace
 
-void Optimizer::set_options(const OptimizerOptions& options) {
-  check_optimizer_options(options);
-  ESPALIER_ASSERT(options.kind == options_.kind);
-  options_ = options;
-}
-
 double Optimizer::gradient_norm() const {
   RECORD_USER_SCOPE("optimizer");
   const at::NoGradGuard no_grad;

@@ -44,8 +44,8 @@ class Optimizer {
  public:
   Optimizer(const Decoder& decoder, const OptimizerOptions& options);
 
-  /// Settings of the updates from now on, of the same kind.
-  void set_options(const OptimizerOptions& options);
+  /// Settings of the next updates, checked by who changes them; the kind stays.
+  OptimizerOptions& options() { return options_; }
 
   /// L2 norm of the decoder's gradients, summed in float64. Synchronises the device.
   double gradient_norm() const;

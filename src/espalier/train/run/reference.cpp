@@ -4,7 +4,6 @@
 #include <ATen/ATen.h>
 
 #include <algorithm>
-#include <cmath>
 #include <map>
 #include <optional>
 #include <utility>
@@ -100,15 +99,7 @@ at::Tensor compute(const Reference& reference, const Trajectories& trajectories,
   const Step step = make_step(trajectories, {.plan = reference.plan, .costs = &costs});
   std::vector<double> values(trajectories.num_tokens());
   compute_logprobs(decoder, trajectories, step, &values, progress);
-  for (int64_t row = 0; row < trajectories.num_rows(); ++row) {
-    for (int64_t t = 0; t < trajectories.row_size(row); ++t) {
-      const double value = values[trajectories.offsets[row] + t];
-      ESPALIER_CHECK(std::isfinite(value),
-                     "reference-model: trajectory {}: the log-probability of token {} is {}: expected a "
-                     "finite number",
-                     trajectories.name(row), t, value);
-    }
-  }
+  check_token_values(trajectories, values, "log-probability", "reference-model: ");
   return at::tensor(values, at::kDouble).to(reference.dtype == at::kDouble ? at::kDouble : at::kFloat);
 }
 
