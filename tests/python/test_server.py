@@ -20,6 +20,8 @@ from tinker import types
 import transformers_reference as reference
 from conftest import REPOSITORY, seed_of
 from engines import init_model
+from espalier.server.requests import Sample
+from espalier.server.sampling import Request, StopTexts
 from servers import client, datum, prompt, server
 
 sys.path.insert(0, str(REPOSITORY / "tests"))
@@ -295,3 +297,55 @@ def test_the_loop_of_the_page(address, tmp_path):
     assert done.returncode == 0, done.stderr
     assert len(lines) == 6 and lines[0].startswith("step 0: reward ") and re.search(r"104 tokens, \d+ encoded", lines[0])
     assert re.fullmatch(r"tinker://s-[0-9a-f]+:train:0/weights/last", lines[-1])
+
+
+def test_most_likely_tokens(service):
+    sampling = service.create_sampling_client(base_model="tiny").result()
+    response = sampling.sample(prompt(5, 6, 7), 2, types.SamplingParams(max_tokens=3, temperature=0, stop=[]), topk_prompt_logprobs=61,
+                               topk_sample_logprobs=2, include_prompt_logprobs=True).result()  # fmt: skip
+    top = response.topk_prompt_logprobs_np
+    assert top.token_ids.shape == (3, 61) and np.isnan(top.logprobs[0]).all()
+    for position, token in ((1, 6), (2, 7)):
+        place = top.token_ids[position].tolist().index(token)
+        assert top.logprobs[position, place] == pytest.approx(response.prompt_logprobs[position], rel=1e-6)
+        assert np.exp(top.logprobs[position].astype(np.float64)).sum() == pytest.approx(1, rel=1e-6)
+    for sequence in response.sequences:  # at temperature 0 the most likely token each time
+        assert sequence.topk_logprobs_np.token_ids[:, 0].tolist() == list(sequence.tokens)
+
+
+def test_requests_of_one_call_have_the_tokens_of_each_alone(service):
+    """Unlike settings and prompts that share a prefix, at once and one by one."""
+    sampling = service.create_sampling_client(base_model="tiny").result()
+    asked = [(prompt(5, 6, 7), 2, types.SamplingParams(max_tokens=7, seed=1, stop=[])),
+             (prompt(5, 6, 9), 1, types.SamplingParams(max_tokens=4, seed=2, temperature=0.5, top_k=9, stop=[])),
+             (prompt(5, 6, 7), 3, types.SamplingParams(max_tokens=9, seed=3, top_p=0.9, stop=[4, 11, 30])),
+             (prompt(8,), 1, types.SamplingParams(max_tokens=5, seed=1, temperature=0, stop=[]))]  # fmt: skip
+    together = [each.result() for each in [sampling.sample(*one) for one in asked]]
+    for response, one in zip(together, asked):
+        alone = sampling.sample(*one).result()
+        assert [each.tokens for each in response.sequences] == [each.tokens for each in alone.sequences]
+        assert [each.stop_reason for each in response.sequences] == [each.stop_reason for each in alone.sequences]
+    for sequence in together[2].sequences:
+        assert (sequence.stop_reason == "stop") == (sequence.tokens[-1] in (4, 11, 30)) and not {4, 11, 30} & set(sequence.tokens[:-1])
+
+
+def test_stop_strings_end_with_the_token_that_completes_them():
+    """Against the text of all tokens so far, for random tokens of one byte or several."""
+    draw = np.random.default_rng(seed_of(62))
+    words = ["a", "b", "ab", "\n", "User", ":", "é"]
+
+    class Tokenizer:
+        def decode(self, tokens):
+            return "".join(words[token] for token in tokens)
+
+    request = Request(None, Sample(prompt={"chunks": []}, sampling_params={"stop": ["\n\nUser:", "aba"]}), None, 99, None, [])
+    for _ in range(200):
+        watch = StopTexts([request], Tokenizer)
+        tokens = []
+        for token in draw.integers(0, len(words), 40).tolist():
+            tokens.append(token)
+            text = Tokenizer().decode(tokens)
+            (ends,) = watch(np.array([[0, 0, token]]))
+            assert ends == ("\n\nUser:" in text or "aba" in text)
+            if ends:
+                break

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Samplers: what clients ask of the weights that they saved, or of the base.
 
-Requests that wait when the engine becomes free, of one set of weights and with equal settings, are one call: prefixes that
-their prompts share are encoded once, for all samples of all of them. Requests with a `seed` are calls of their own, so that
-what they sample does not depend on others.
+Requests that wait when the engine becomes free, and sample from one set of weights, are one call: prefixes that their prompts
+share are encoded once, for all samples of all of them. Each has the tokens that it would have alone (Engine.sample with a list
+of SamplingParams), so a `seed` gives the same tokens whatever else is asked.
 """
 
 import secrets
@@ -27,7 +27,6 @@ from .requests import JsonTensor, Sample
 
 MAX_WAITING = 8192         # requests to a sampler
 TOKENS_AT_ONCE = 1 << 20   # new tokens of one call, before the next requests have their turn
-FIRST_TOKENS = 32          # sampled before texts are searched for stop strings; doubles each time
 
 Weights = Callable[[], Adapter | None]  # None: the base's own
 
@@ -46,12 +45,20 @@ class Request:
     sequences: list["Sequence"] = field(default_factory=list)
     result: bytes | Failure | None = None
 
-    def settings(self) -> tuple[Any, ...]:
-        """Of the call that it can be part of."""
-        params = self.sample.sampling_params
-        stop = tuple(params.stop) if isinstance(params.stop, list) else params.stop
-        return (self.weights(), params.temperature, params.top_k, params.top_p, stop, self.max_tokens, self.sample.num_samples,
-                None if params.seed is None else self.future.request_id)  # fmt: skip
+    def params(self, stop_ids: list[int]) -> espalier.SamplingParams:
+        """Those of the engine. stop_ids: those of the model, for requests without any."""
+        given = self.sample.sampling_params
+        stop = [given.stop] if isinstance(given.stop, str) else given.stop
+        ids = stop_ids if stop is None else [each for each in stop if isinstance(each, int)]
+        seed = secrets.randbits(62) if given.seed is None else given.seed & ((1 << 62) - 1)
+        return espalier.SamplingParams(samples=self.sample.num_samples, max_new_tokens=self.max_tokens, seed=seed,
+                                       temperature=given.temperature, top_k=max(given.top_k, 0), top_p=given.top_p,
+                                       stop_ids=ids)  # fmt: skip
+
+    def stop_texts(self) -> list[str]:
+        """Stop strings."""
+        stop = self.sample.sampling_params.stop
+        return [stop] if isinstance(stop, str) else [each for each in stop or [] if isinstance(each, str)]
 
 
 @dataclass
@@ -121,14 +128,14 @@ class Samplers:
                 return
 
     def next_job(self) -> "_Job | None":
-        """The first request that waits, and others that can be part of its call."""
+        """The first request that waits, and others of its weights."""
         if not self._waiting:
             return None
-        settings = self._waiting[0].settings()
+        weights = self._waiting[0].weights()
         taken: list[Request] = []
         tokens = 0
         for request in self._waiting:
-            if request.settings() == settings and (not taken or tokens < TOKENS_AT_ONCE):
+            if request.weights() is weights and (not taken or tokens < TOKENS_AT_ONCE):
                 taken.append(request)
                 tokens += request.max_tokens * request.sample.num_samples
         numbers = {id(request) for request in taken}
@@ -168,25 +175,23 @@ class _Job:
             self._samplers._futures.finish(request.future, request.result)
 
     def _sample(self) -> None:
-        first = self._requests[0]
-        params = first.sample.sampling_params
-        stop = [params.stop] if isinstance(params.stop, str) else params.stop
-        texts = [each for each in stop or [] if isinstance(each, str)]
-        stop_ids = self._samplers.base.stop_ids if stop is None else [each for each in stop if isinstance(each, int)]
-        sampler = _Call(self._engine, first, stop_ids)
-        prompts = [request.prompt for request in self._requests]
-        if texts:
-            sequences = sampler.until_texts(prompts, texts, self._samplers._tokenizer())
-        else:
-            sequences = sampler.sequences(prompts)
-        for number, request in enumerate(self._requests):
-            samples = request.sample.num_samples
-            request.sequences = sequences[number * samples : (number + 1) * samples]
+        requests, samplers = self._requests, self._samplers
+        prompts = [request.prompt for request in requests]
+        params = [request.params(samplers.base.stop_ids) for request in requests]
+        watch = StopTexts(requests, samplers._tokenizer) if any(request.stop_texts() for request in requests) else None
+        rows = iter(self._engine.sample(prompts, params, watch=watch))
+        for number, (request, each) in enumerate(zip(requests, params)):
+            for sample in range(each.samples):
+                row = next(rows)
+                tokens = np.asarray(row["input_ids"][len(request.prompt) :], np.int32)
+                stopped = int(tokens[-1]) in (each.stop_ids or ()) or (watch is not None and (number, sample) in watch.ended)
+                logprobs = np.asarray(row["logprobs"][len(request.prompt) :], np.float32)
+                request.sequences.append(Sequence(tokens, logprobs, stopped))
         forest = core.build_forest(np.cumsum([0, *map(len, prompts)]), np.concatenate(prompts).astype(np.int32))
-        new = sum(len(each.tokens) for each in sequences)
-        self._samplers._counter.add(
-            prompt_tokens=sum(len(each.prompt) * each.sample.num_samples for each in self._requests),
-            encoded_prompt_tokens=forest.tree_tokens, sampled_tokens=new)  # fmt: skip
+        samplers._counter.add(
+            prompt_tokens=sum(len(each.prompt) * each.sample.num_samples for each in requests),
+            encoded_prompt_tokens=forest.tree_tokens,
+            sampled_tokens=sum(len(sequence.tokens) for each in requests for sequence in each.sequences))  # fmt: skip
 
     def _response(self, request: Request) -> bytes:
         message = schema.SampleResponse(prompt_cache_hit_tokens=0)
@@ -202,6 +207,12 @@ class _Job:
             if sample.prompt_logprobs_last_n is not None:
                 values[: max(0, len(prompt) - sample.prompt_logprobs_last_n)] = np.nan
             message.prompt_logprobs = values.tobytes()
+        if sample.topk_prompt_logprobs > 0:
+            self._set_topk(message.topk_prompt_logprobs, prompt, sample.topk_prompt_logprobs, 0)
+        if sample.topk_sample_logprobs > 0:
+            for sequence, each in zip(request.sequences, message.sequences):
+                whole = np.concatenate([prompt, sequence.tokens])
+                self._set_topk(each.topk_sampled_logprobs, whole, sample.topk_sample_logprobs, len(prompt))
         if request.targets is not None:
             _set_tensor(message.target_prompt_logprobs, self._target_logprobs(prompt, request.targets))
         if sample.prompt_alt_tokens_k > 0:
@@ -209,6 +220,15 @@ class _Job:
             _set_tensor(message.prompt_alt_tokens.tokens, tokens)
             _set_tensor(message.prompt_alt_tokens.logprobs, logprobs)
         return bytes(message.SerializeToString())
+
+    def _set_topk(self, message: Any, tokens: NDArray[np.int32], k: int, begin: int) -> None:
+        """Of the positions from `begin` on. The first of a prompt, which nothing predicts, has -1 and nan."""
+        k = min(k, self._samplers.base.vocab_size)
+        found = self._engine.topk_logprobs([tokens], k)[0]
+        ids, values = found.ids.astype("<i4"), found.values.astype("<f4")
+        values[0] = np.nan
+        message.token_ids, message.logprobs = ids[begin:].tobytes(), values[begin:].tobytes()
+        message.k, message.length = k, len(tokens) - begin
 
     def _target_logprobs(self, prompt: NDArray[np.int32], targets: NDArray[np.int64]) -> NDArray[np.float32]:
         """Of ids [N - 1, K] at positions 1 to N - 1; nan where the id is -1."""
@@ -226,16 +246,11 @@ class _Job:
         prefixes = [prompt[:size] for size in range(1, len(prompt))]
         if not prefixes:
             return np.empty((0, k), np.int64), np.empty((0, k), np.float32)
-        drawn = self._engine.sample(prefixes, samples=k, max_new_tokens=1, stop_ids=[], seed=_seed(request),
+        drawn = self._engine.sample(prefixes, samples=k, max_new_tokens=1, stop_ids=[], seed=request.params([]).seed,
                                     temperature=request.sample.sampling_params.temperature)  # fmt: skip
         tokens = np.array([row["input_ids"][-1] for row in drawn], np.int64)
         logprobs = np.array([row["logprobs"][-1] for row in drawn], np.float32)
         return tokens.reshape(-1, k), logprobs.reshape(-1, k)
-
-
-def _seed(request: Request) -> int:
-    seed = request.sample.sampling_params.seed
-    return secrets.randbits(62) if seed is None else seed & ((1 << 62) - 1)
 
 
 def _set_tensor(message: Any, values: NDArray[Any]) -> None:
@@ -245,65 +260,30 @@ def _set_tensor(message: Any, values: NDArray[Any]) -> None:
     message.shape.extend(values.shape)
 
 
-class _Call:
-    """Calls of Engine.sample with the settings of a request."""
+class StopTexts:
+    """Ends completions at the token with which their text has a stop string: `watch` of Engine.sample.
 
-    def __init__(self, engine: Any, request: Request, stop_ids: list[int]) -> None:
-        params = request.sample.sampling_params
-        self._engine = engine
-        self._samples = request.sample.num_samples
-        self._max_tokens = request.max_tokens
-        self._stop_ids = stop_ids
-        self._seed = _seed(request)
-        self._options = {"temperature": params.temperature, "top_k": max(params.top_k, 0), "top_p": params.top_p}
+    Args:
+        requests: In the order of the prompts.
+        tokenizer: Makes that of the model.
+    """
 
-    def sequences(self, prompts: list[NDArray[np.int32]]) -> list[Sequence]:
-        """Completions, by prompt and then by sample."""
-        return self._sampled(prompts, self._samples, self._max_tokens)
+    def __init__(self, requests: list[Request], tokenizer: Callable[[], Any]) -> None:
+        self.ended: set[tuple[int, int]] = set()
+        self._texts = [request.stop_texts() for request in requests]
+        self._decode = tokenizer().decode
+        self._tokens: dict[tuple[int, int], list[int]] = {}
 
-    def _sampled(self, prompts: list[NDArray[np.int32]], samples: int, max_tokens: int) -> list[Sequence]:
-        rows = self._engine.sample(prompts, samples=samples, max_new_tokens=max_tokens, stop_ids=self._stop_ids, seed=self._seed,
-                                   **self._options)  # fmt: skip
-        self._seed += 1
-        found = []
-        for number, row in enumerate(rows):
-            begin = len(prompts[number // samples])
-            tokens = np.asarray(row["input_ids"][begin:], np.int32)
-            stopped = len(tokens) > 0 and int(tokens[-1]) in self._stop_ids
-            found.append(Sequence(tokens, np.asarray(row["logprobs"][begin:], np.float32), stopped))
-        return found
-
-    def until_texts(self, prompts: list[NDArray[np.int32]], texts: list[str], tokenizer: Any) -> list[Sequence]:
-        """The same, each until its text has one of `texts`, which its last token completes."""
-        starts = [prompt for prompt in prompts for _ in range(self._samples)]
-        done = [Sequence(np.empty(0, np.int32), np.empty(0, np.float32), False) for _ in starts]
-        going = list(range(len(starts)))
-        size = 0
-        while going and size < self._max_tokens:
-            step = min(max(FIRST_TOKENS, size), self._max_tokens - size)
-            if size == 0:  # samples of a prompt have random numbers of their own
-                more = self._sampled(prompts, self._samples, step)
-            else:
-                more = self._sampled([np.concatenate([starts[k], done[k].tokens]) for k in going], 1, step)
-            size += step
-            for k, part in zip(going, more):
-                before = done[k]
-                done[k] = _cut(Sequence(np.concatenate([before.tokens, part.tokens]),
-                                        np.concatenate([before.logprobs, part.logprobs]), part.is_stopped),
-                               len(before.tokens), texts, tokenizer)  # fmt: skip
-            going = [k for k in going if not done[k].is_stopped and len(done[k].tokens) == size]
-        return done
-
-
-def _cut(sequence: Sequence, begin: int, texts: list[str], tokenizer: Any) -> Sequence:
-    """Without the tokens after the first one with which the text has a stop string. begin: tokens known to have none."""
-    if not any(text in tokenizer.decode(sequence.tokens.tolist()) for text in texts):
-        return sequence
-    low, high = begin + 1, len(sequence.tokens)
-    while low < high:  # texts grow with their tokens, so whether one has a stop string changes once
-        middle = (low + high) // 2
-        if any(text in tokenizer.decode(sequence.tokens[:middle].tolist()) for text in texts):
-            high = middle
-        else:
-            low = middle + 1
-    return Sequence(sequence.tokens[:low], sequence.logprobs[:low], True)
+    def __call__(self, new: NDArray[np.int64]) -> list[bool]:
+        ends = []
+        for prompt, sample, token in new.tolist():
+            texts, key = self._texts[prompt], (prompt, sample)
+            tokens = self._tokens.setdefault(key, [])
+            tokens.append(token)
+            # A character is at most four tokens of a byte each, and the string ends with the new token.
+            tail = tokens[-4 * max(map(len, texts), default=0) - 4 :]
+            has_text = bool(texts) and any(text in self._decode(tail) for text in texts)
+            if has_text:
+                self.ended.add(key)
+            ends.append(has_text)
+        return ends

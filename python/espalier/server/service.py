@@ -373,9 +373,6 @@ class Service:
         request_id = f"{sampler.sampler_id}:{request.seq_id}"
         if (known := self.futures.get(request_id)) is not None:
             return known
-        if request.topk_prompt_logprobs or request.topk_sample_logprobs:
-            raise Refused("topk_prompt_logprobs, topk_sample_logprobs: expected 0, which are not served; "
-                          "target_prompt_logprobs scores tokens that the client names")  # fmt: skip
         base = sampler.base
         prompt, max_tokens = _prompt(request, base)
         targets = None
