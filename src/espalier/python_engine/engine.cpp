@@ -210,7 +210,8 @@ struct Engine::State {
 
   PlanCosts costs(const Objective& objective, int64_t ref_topk = 0) const {
     PlanCosts costs{times, memory_model(config, dtype, objective, device, ref_topk)};
-    costs.memory.optimizer_bytes_per_parameter = optimizer_bytes(options.train.optimizer.kind, dtype);
+    costs.memory.optimizer_bytes_per_parameter =
+        optimizer_bytes(options.train.optimizer.kind, trained_dtype(), group.size());
     return lora ? with_adapters(std::move(costs), config, *lora) : costs;
   }
 
@@ -391,20 +392,22 @@ Metrics Engine::forward_backward(const Trajectories& rows, const Indices& indice
 
 Metrics Engine::optim_step(std::optional<double> learning_rate) {
   const State::Call call(state_.get());
-  const auto update = [&] {
+  const auto checked_rate = [&] {
     state_->check_whole();
     ESPALIER_CHECK(state_->num_added > 0,
                    "optim_step: expected gradients, but there was no forward_backward since the last one");
     TrainOptions options = state_->options.train;
     options.learning_rate = learning_rate.value_or(options.learning_rate);
     check_train_options(options);
-    const double norm = state_->grad_norm;
-    state_->trainer.update(options.learning_rate, norm);
+    return options.learning_rate;
+  };
+  return plainly([&] {
+    const double rate = state_->group.together(checked_rate), norm = state_->grad_norm;
+    state_->trainer.update(rate, norm);
     state_->clear();
     ++state_->step;
-    return Metrics{{"step", state_->step}, {"grad_norm", norm}, {"learning_rate", options.learning_rate}};
-  };
-  return plainly([&] { return state_->group.together(update); });
+    return Metrics{{"step", state_->step}, {"grad_norm", norm}, {"learning_rate", rate}};
+  });
 }
 
 std::vector<double> Engine::logprobs(const Trajectories& rows, const Progress& progress) {
@@ -456,6 +459,7 @@ std::vector<HostArray> Engine::gradients() {
   return plainly([&] {
     std::vector<HostArray> arrays;
     const Decoder& decoder = state_->trainer.decoder();
+    state_->trainer.gather_gradients();
     const std::vector<at::Tensor> gradients = decoder.gradients();
     for (size_t i = 0; i < gradients.size(); ++i) {
       if (!gradients[i].defined()) continue;
@@ -478,8 +482,11 @@ void Engine::zero_gradients() {
 
 void Engine::save(const fs::path& folder, const std::string& dtype) {
   const State::Call call(state_.get());
-  const auto write = [&] {
+  const auto check = [&] {
     state_->check_whole();
+    return true;
+  };
+  const auto write = [&](const OptimizerState& optimizer) {
     if (!state_->group.is_first()) return true;
     const fs::path path = plain_path(folder);
     ESPALIER_CHECK(!fs::exists(path), "{}: expected no such folder, it exists already", path.string());
@@ -490,10 +497,14 @@ void Engine::save(const fs::path& folder, const std::string& dtype) {
                              {"optimizer", to_string(state_->options.train.optimizer.kind)}};
     if (state_->lora) state.model_config = state_->source.config();
     write_checkpoint(path, {.run_folder = {}, .source = state_->source, .save_dtype = saved},
-                     state_->trainer.decoder(), state_->trainer.optimizer(), state);
+                     state_->trainer.decoder(), optimizer, state);
     return true;
   };
-  plainly([&] { state_->group.together(write); });
+  plainly([&] {
+    state_->group.together(check);
+    const OptimizerState optimizer = state_->trainer.optimizer().state();
+    state_->group.together([&] { return write(optimizer); });
+  });
 }
 
 std::vector<std::string> Engine::load(const fs::path& folder) {
@@ -506,8 +517,7 @@ std::vector<std::string> Engine::load(const fs::path& folder) {
     state_->is_half_loaded = true;
     state_->clear();
     load_checkpoint(path, &state_->trainer.decoder(), &state_->trainer.optimizer());
-    std::string fault = nonfinite_parameters(state_->trainer.decoder());
-    if (fault.empty()) fault = state_->trainer.optimizer().nonfinite_state();
+    const std::string fault = nonfinite_parameters(state_->trainer.decoder());
     ESPALIER_CHECK(fault.empty(), "{}: {}", path.string(), fault);
     state_->trainer.forget_half_update();
     state_->is_half_loaded = false;

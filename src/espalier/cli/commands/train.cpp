@@ -77,13 +77,15 @@ struct TrainArguments {
 
 ModelUse use_of(const TrainArguments& flags, const MixedData& data, at::Device device) {
   const DecoderConfig config = read_config(flags.model);
+  const std::optional<LoraOptions> lora = flags.lora.trained(config);
+  const at::ScalarType dtype = flags.train.dtype, trained = lora ? detail::accumulator_dtype(dtype) : dtype;
   return {.config = config,
-          .dtype = flags.train.dtype,
+          .dtype = dtype,
           .device = device,
-          .optimizer_bytes = state_bytes(flags.train, device),
+          .optimizer_bytes = state_bytes(flags.train, trained, device),
           .objective = flags.train.objective,
           .mix = data.sources,
-          .lora = flags.lora.trained(config),
+          .lora = lora,
           .ref_topk = data.trajectories.ref_topk};
 }
 
