@@ -54,7 +54,8 @@ class Engine:
         objective: The loss of `forward_backward` calls that name none. Default: "sft".
         process_group: Ranks that train together, as torchrun starts them: torch.distributed.group.WORLD, for example. All make
             the same calls with the same rows. `forward_backward` computes this rank's share of the rows and adds gradients up,
-            so that loss, metrics and gradients are those of one process; `save` writes one checkpoint, by rank 0. Default: none.
+            so that loss, metrics and gradients are those of one process; `save` writes one checkpoint, by rank 0. Each rank
+            has its part of the optimiser's state. Default: none.
         **options: Any field of `config` and `lora`, such as `learning_rate=1e-5`, in place of theirs.
 
     Raises:

@@ -7,6 +7,7 @@
 #include <condition_variable>
 #include <cstdint>
 #include <exception>
+#include <functional>
 #include <mutex>
 #include <string>
 #include <thread>
@@ -18,7 +19,7 @@ namespace espalier::testing {
 
 class ThreadRanks {
  public:
-  explicit ThreadRanks(int64_t size) : size_(size), bytes_(size), tensors_(size) {}
+  explicit ThreadRanks(int64_t size) : size_(size), tensors_(size) {}
 
   /// Calls body(group) on every rank. Gives what each has thrown, "" where nothing. Once a rank has thrown,
   /// the collectives of the others throw RankError.
@@ -48,28 +49,30 @@ class ThreadRanks {
     int64_t rank() const override { return rank_; }
     int64_t size() const override { return all_.size_; }
 
-    std::vector<std::string> gather(const std::string& bytes) const override {
-      all_.bytes_[rank_] = bytes;
+    at::Tensor gather(const at::Tensor& own) const override {
+      return meet_with(own, [](const std::vector<at::Tensor>& all) { return at::stack(all); });
+    }
+
+    std::function<at::Tensor()> exchange(const at::Tensor& rows) const override {
+      const at::Tensor received = meet_with(rows, [this](std::vector<at::Tensor> all) {
+        for (at::Tensor& sent : all) sent = sent[rank_];
+        return at::stack(all);
+      });
+      return [received] { return received; };
+    }
+
+   private:
+    /// read(what every rank gives), while all ranks are here.
+    template <class Read>
+    at::Tensor meet_with(const at::Tensor& own, const Read& read) const {
+      const at::NoGradGuard no_grad;
+      all_.tensors_[rank_] = own;
       all_.meet();
-      std::vector<std::string> result = all_.bytes_;
+      const at::Tensor result = read(all_.tensors_);
       all_.meet();
       return result;
     }
 
-    void add_up(const std::vector<at::Tensor>& tensors) const override {
-      const at::NoGradGuard no_grad;
-      all_.tensors_[rank_] = tensors;
-      all_.meet();
-      std::vector<at::Tensor> sums;
-      for (size_t i = 0; i < tensors.size(); ++i) {
-        sums.push_back(all_.tensors_[0][i].clone());
-        for (int64_t rank = 1; rank < all_.size_; ++rank) sums[i].add_(all_.tensors_[rank][i]);
-      }
-      all_.meet();
-      for (size_t i = 0; i < tensors.size(); ++i) tensors[i].copy_(sums[i]);
-    }
-
-   private:
     ThreadRanks& all_;
     int64_t rank_;
   };
@@ -94,8 +97,7 @@ class ThreadRanks {
   }
 
   int64_t size_;
-  std::vector<std::string> bytes_;                // by rank
-  std::vector<std::vector<at::Tensor>> tensors_;  // by rank
+  std::vector<at::Tensor> tensors_;  // by rank
   std::mutex mutex_;
   std::condition_variable changed_;
   int64_t here_ = 0, meetings_ = 0;

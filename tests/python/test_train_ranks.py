@@ -90,6 +90,8 @@ def found(folder, inputs, followed):
         job("four", 4, "four", "--steps", STEPS, *evaluates),
         job("begun", 2, "resumed", "--steps", 2, *evaluates),
         job("resumed", 3, "resumed", "--steps", STEPS, "--resume", *evaluates),
+        *(job(f"fewer {ranks}", ranks, "fewer", "--steps", STEPS + 1 - ranks, "--resume") for ranks in (3, 2, 1)),
+        job("background", 2, "background", "--steps", STEPS, "--save-in-background", *evaluates),
         job("stopped", 2, "stopped", *long, signal=[1, int(signal.SIGTERM), "step 3/"]),
         job("killed", 2, "killed", *long, signal=[1, int(signal.SIGKILL), "step 3/"]),
         {"name": "bad row", "arguments": of_each("bad", (rows, bad))},
@@ -141,10 +143,17 @@ def test_ranks_that_wait_for_rows_are_stopped_together(found, folder):
 
 
 def test_equal_numbers_of_ranks_give_equal_bits(found, folder):
-    assert found["again"][0] == [0, 0]
+    assert found["again"][0] == found["background"][0] == [0, 0]
     digest = lambda run, file: hashlib.sha256((folder / run / f"checkpoints/step_{STEPS}" / file).read_bytes()).hexdigest()
     for file in ("model.safetensors", "optimizer.safetensors"):
-        assert digest("two", file) == digest("again", file)
+        assert digest("two", file) == digest("again", file) == digest("background", file)
+
+
+def test_fewer_ranks_continue(found, folder, one):
+    assert [found[f"fewer {ranks}"][0] for ranks in (3, 2, 1)] == [[0, 0, 0], [0, 0], [0]]
+    expected = weights(one)
+    for key, value in weights(folder / "fewer").items():
+        assert np.abs(value - expected[key]).max() < 1e-12, key
 
 
 def test_a_signal_to_one_rank_stops_all_after_saving(found, folder):
@@ -154,7 +163,7 @@ def test_a_signal_to_one_rank_stops_all_after_saving(found, folder):
     assert list((folder / "stopped/checkpoints").glob("step_*"))
 
 
-def test_a_lost_rank_ends_all_and_completed_steps_are_saved(found, folder):
+def test_a_lost_rank_ends_all_and_leaves_the_newest_checkpoint(found, folder):
     statuses, outputs = found["killed"]
     assert statuses == [1, -signal.SIGKILL]
     assert "a rank is lost" in outputs[0] and "continue with --resume" in outputs[0], outputs

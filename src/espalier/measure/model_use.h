@@ -21,7 +21,7 @@ struct ModelUse {
   DecoderConfig config;
   at::ScalarType dtype = at::kFloat;
   at::Device device = at::kCPU;  // open
-  int64_t optimizer_bytes = 0;   // optimiser state per element of a parameter
+  double optimizer_bytes = 0;    // optimiser state per element of a trained parameter
   ObjectiveOptions objective{};
   std::vector<MixSource> mix{};       // if not empty, used in place of the objective
   std::optional<LoraOptions> lora{};  // adapters trained in place of the weights

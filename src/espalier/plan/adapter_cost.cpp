@@ -125,9 +125,6 @@ PlanCosts with_adapters(PlanCosts costs, const ModelSpec& spec, const LoraOption
   costs.time.cost = with_adapters(std::move(costs.time.cost), spec, lora);
   MemoryModel& memory = costs.memory;
   memory.cost = with_adapters(std::move(memory.cost), spec, lora);
-  // Only weights in lower precision have master weights.
-  if (memory.element_bytes < memory.sum_bytes && memory.optimizer_bytes_per_parameter > 0)
-    memory.optimizer_bytes_per_parameter -= memory.sum_bytes;
   return costs;
 }
 

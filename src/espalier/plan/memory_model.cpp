@@ -188,7 +188,7 @@ double trained_parameters(const MemoryModel& model) {
 
 double resident_bytes(const MemoryModel& model) {
   const double trained =
-      gradient_sum_bytes(model) / real(model.sum_bytes) * real(model.optimizer_bytes_per_parameter);
+      gradient_sum_bytes(model) / real(model.sum_bytes) * model.optimizer_bytes_per_parameter;
   return real(model.num_parameters * model.element_bytes) +
          model.cost.adapter_weights() * real(model.sum_bytes) + gradient_sum_bytes(model) + trained;
 }

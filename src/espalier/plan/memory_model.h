@@ -20,7 +20,7 @@ struct MemoryModel {
   int64_t operand_bytes = 4;  // of these as operands of matrix products, which may upcast them
   int64_t packed_bytes = 0;   // of these in the packed operand of a product; 0: products do not pack
   int64_t sum_bytes = 4;      // of gradient sums, norms and attention statistics: float32 at least
-  int64_t optimizer_bytes_per_parameter = 0;  // moments and master weights of trained parameters
+  double optimizer_bytes_per_parameter = 0;  // moments and master weights of trained parameters
   // Per loss term: in the batch; saved for the objective's backward pass; temporary while the objective is
   // computed.
   int64_t term_batch_bytes = 0, term_graph_bytes = 0, term_running_bytes = 0;

@@ -264,7 +264,8 @@ struct Engine::State {
 
   PlanCosts costs(const Objective& objective, int64_t ref_topk = 0) const {
     PlanCosts costs{times, memory_model(config, dtype, objective, device, ref_topk)};
-    costs.memory.optimizer_bytes_per_parameter = optimizer_bytes(options.train.optimizer.kind, dtype);
+    costs.memory.optimizer_bytes_per_parameter =
+        optimizer_bytes(options.train.optimizer.kind, trained_dtype(), group.size());
     return now->lora ? with_adapters(std::move(costs), config, *now->lora) : costs;
   }
 
@@ -448,7 +449,7 @@ Metrics Engine::forward_backward(const Trajectories& rows, const Indices& indice
 }
 
 Metrics Engine::optim_step(const NamedTexts& settings) {
-  const auto update = [&] {
+  const auto checked_options = [&] {
     state_->check_whole();
     ESPALIER_CHECK(state_->now->num_added > 0,
                    "optim_step: expected gradients, but there was no forward_backward since the last one");
@@ -457,6 +458,10 @@ Metrics Engine::optim_step(const NamedTexts& settings) {
     add_optimizer_options(&options, &list, /*schedules=*/false);
     list.set(settings);
     check_train_options(options);
+    return options;
+  };
+  return state_->call([&] {
+    const TrainOptions options = state_->group.together(checked_options);
     Trained& now = *state_->now;
     const double norm = now.grad_norm;
     now.trainer.optimizer().options() = options.optimizer;
@@ -464,8 +469,7 @@ Metrics Engine::optim_step(const NamedTexts& settings) {
     now.clear();
     ++now.step;
     return Metrics{{"step", now.step}, {"grad_norm", norm}, {"learning_rate", options.learning_rate}};
-  };
-  return state_->call([&] { return state_->group.together(update); });
+  });
 }
 
 TokenLogprobs Engine::logprobs(const Trajectories& rows, int64_t top_k, const Progress& progress) {
@@ -520,6 +524,7 @@ std::vector<HostArray> Engine::gradients() {
     state_->check_whole();
     std::vector<HostArray> arrays;
     const Decoder& decoder = state_->now->decoder();
+    state_->now->trainer.gather_gradients();
     const std::vector<at::Tensor> gradients = decoder.gradients();
     for (size_t i = 0; i < gradients.size(); ++i) {
       if (!gradients[i].defined()) continue;
@@ -540,8 +545,11 @@ void Engine::zero_gradients() {
 }
 
 void Engine::save(const fs::path& folder, const std::string& dtype) {
-  const auto write = [&] {
+  const auto check = [&] {
     state_->check_whole();
+    return true;
+  };
+  const auto write = [&](const OptimizerState& optimizer) {
     if (!state_->group.is_first()) return true;
     const fs::path path = plain_path(folder);
     ESPALIER_CHECK(!fs::exists(path), "{}: expected no such folder, it exists already", path.string());
@@ -554,10 +562,14 @@ void Engine::save(const fs::path& folder, const std::string& dtype) {
                              {"optimizer", decoder.is_frozen() ? "none" : to_string(kind)}};
     if (decoder.has_adapter()) state.model_config = state_->source.config();
     write_checkpoint(path, {.run_folder = {}, .source = state_->source, .save_dtype = saved}, decoder,
-                     state_->now->trainer.optimizer(), state);
+                     optimizer, state);
     return true;
   };
-  state_->call([&] { return state_->group.together(write); });
+  state_->call([&] {
+    state_->group.together(check);
+    const OptimizerState optimizer = state_->now->trainer.optimizer().state();
+    state_->group.together([&] { return write(optimizer); });
+  });
 }
 
 std::vector<std::string> Engine::load(const fs::path& folder, bool with_optimizer) {
@@ -572,9 +584,8 @@ std::vector<std::string> Engine::load(const fs::path& folder, bool with_optimize
     now.clear();
     Optimizer& optimizer = now.trainer.optimizer();
     load_checkpoint(path, &now.trainer.decoder(), with_optimizer ? &optimizer : nullptr);
-    if (!with_optimizer) optimizer = Optimizer(now.decoder(), state_->options.train.optimizer);
-    std::string fault = nonfinite_parameters(now.decoder());
-    if (fault.empty()) fault = optimizer.nonfinite_state();
+    if (!with_optimizer) optimizer = Optimizer(now.decoder(), state_->options.train.optimizer, state_->group);
+    const std::string fault = nonfinite_parameters(now.decoder());
     ESPALIER_CHECK(fault.empty(), "{}: {}", path.string(), fault);
     now.trainer.forget_half_update();
     now.is_half_loaded = false;

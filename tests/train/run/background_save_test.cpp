@@ -38,11 +38,13 @@ TEST_F(BackgroundSaves, WhatIsWrittenIsACopy) {
       const CheckpointOptions checkpoint{run.out, SourceModel(run.model), at::kFloat};
       const RunState state{.step = 3, .data_hashes = {}, .settings = {}};
       const fs::path before = folder_ / fmt::format("before-{}-{}", dtype_name(dtype), has_adapter);
-      write_checkpoint(before, checkpoint, decoder, optimizer, state);
+      OptimizerState moments = optimizer.state();
+      write_checkpoint(before, checkpoint, decoder, moments, state);
       BackgroundSave save;
       EXPECT_FALSE(save.is_pending());
-      save.start(checkpoint, decoder, optimizer, state);
+      save.start(checkpoint, decoder, &moments, state);
       const at::NoGradGuard no_grad;
+      for (const Parameter& entry : optimizer.state()) at::Tensor(entry.value).fill_(7);
       for (const Parameter& parameter : decoder.parameters()) at::Tensor(parameter.value).fill_(7);
       EXPECT_TRUE(save.is_pending());
       EXPECT_EQ(save.step(), 3);
@@ -94,13 +96,12 @@ TEST_F(BackgroundSaves, TheLastStepIsWaitedForAndItsErrorIsOne) {
 
 TEST(StateBytes, TheCopyIsPartOfThePlan) {
   TrainOptions options{.save_dtype = at::kFloat};
-  const int64_t own = optimizer_bytes(OptimizerKind::kAdamW, at::kFloat);
-  EXPECT_EQ(state_bytes(options, at::kCPU), own);
+  const double own = optimizer_bytes(OptimizerKind::kAdamW, at::kFloat);
+  EXPECT_EQ(state_bytes(options, at::kFloat, at::kCPU), own);
   options.save_in_background = true;
-  EXPECT_EQ(state_bytes(options, at::kCPU), own + 4 + own);
-  EXPECT_EQ(state_bytes(options, at::kCUDA), own);  // the copy is in host memory
-  options.dtype = at::kBFloat16;
-  EXPECT_EQ(state_bytes(options, at::kCPU), 12 + 2 + 12);
+  EXPECT_EQ(state_bytes(options, at::kFloat, at::kCPU), own + 4 + own);
+  EXPECT_EQ(state_bytes(options, at::kFloat, at::kCUDA), own);  // the copy is in host memory
+  EXPECT_EQ(state_bytes(options, at::kBFloat16, at::kCPU), 12 + 2 + 12);
 }
 
 }  // namespace

@@ -8,6 +8,7 @@
 #include "espalier/measure/device_options.h"
 #include "espalier/measure/model_use.h"
 #include "espalier/model/weights/tensor_bytes.h"
+#include "espalier/ops/checks.h"
 #include "espalier/plan/time_model.h"
 #include "espalier/train/optimizer/optimizer.h"
 
@@ -21,11 +22,13 @@ ModelPlanner planner_of_model(const PlanArguments& flags) {
         const KernelScope scope(machine.kernels);
         const DecoderConfig config = read_config(flags.model);
         const at::ScalarType dtype = parse_dtype(std::string(flags.dtype));
+        const std::optional<LoraOptions> lora = flags.lora.trained(config);
+        const at::ScalarType trained = lora ? detail::accumulator_dtype(dtype) : dtype;
         const ModelUse use{.config = config,
                            .dtype = dtype,
                            .device = machine.device,
-                           .optimizer_bytes = optimizer_bytes(flags.optimizer, dtype),
-                           .lora = flags.lora.trained(config)};
+                           .optimizer_bytes = optimizer_bytes(flags.optimizer, trained),
+                           .lora = lora};
         const PlanCosts costs = flags.planning.measured_costs(use, note);
         const PlanCosts compared_by = flags.planning.costs(use);
         options.costs = &compared_by;

@@ -75,15 +75,22 @@ struct TrainArguments {
   }
 };
 
+/// Of what is trained.
+at::ScalarType trained_dtype(at::ScalarType dtype, const std::optional<LoraOptions>& lora) {
+  return lora ? detail::accumulator_dtype(dtype) : dtype;
+}
+
 ModelUse use_of(const TrainArguments& flags, const MixedData& data, at::Device device) {
   const DecoderConfig config = read_config(flags.model);
+  const std::optional<LoraOptions> lora = flags.lora.trained(config);
+  const at::ScalarType dtype = flags.train.dtype;
   return {.config = config,
-          .dtype = flags.train.dtype,
+          .dtype = dtype,
           .device = device,
-          .optimizer_bytes = state_bytes(flags.train, device),
+          .optimizer_bytes = state_bytes(flags.train, trained_dtype(dtype, lora), device),
           .objective = flags.train.objective,
           .mix = data.sources,
-          .lora = flags.lora.trained(config),
+          .lora = lora,
           .ref_topk = data.trajectories.ref_topk};
 }
 
@@ -459,7 +466,8 @@ void TrainRun::make_room() {
   };
   TrainOptions waiting = options_;
   waiting.save_in_background = false;
-  const int64_t copy = use_->optimizer_bytes - state_bytes(waiting, device_);
+  const double copy =
+      use_->optimizer_bytes - state_bytes(waiting, trained_dtype(use_->dtype, use_->lora), device_);
   waiting.costs->memory.optimizer_bytes_per_parameter -= copy;
   waiting.predicted_costs->memory.optimizer_bytes_per_parameter -= copy;
   if (copy == 0 || fits(options_) || !fits(waiting)) return;

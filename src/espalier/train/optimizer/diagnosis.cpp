@@ -180,18 +180,21 @@ std::string module_kind(std::string_view parameter) {
   return std::string(modules.front());
 }
 
-std::vector<std::pair<std::string, double>> grad_norms_by_kind(const Decoder& decoder) {
+std::vector<std::pair<std::string, double>> grad_norms_by_kind(const Decoder& decoder, const Group& group) {
   const std::vector<at::Tensor> gradients = decoder.gradients();
   std::vector<std::pair<std::string, std::vector<at::Tensor>>> groups;
   for (size_t i = 0; i < gradients.size(); ++i) {
     const std::string kind = module_kind(decoder.parameters()[i].name);
-    auto group = std::ranges::find(groups, kind, [](const auto& group) { return group.first; });
-    if (group == groups.end()) group = groups.insert(group, {kind, {}});
-    group->second.push_back(gradients[i]);
+    auto members = std::ranges::find(groups, kind, [](const auto& one) { return one.first; });
+    if (members == groups.end()) members = groups.insert(members, {kind, {}});
+    if (gradients[i].defined()) members->second.push_back(group.part(gradients[i]));
   }
-  std::vector<std::pair<std::string, double>> norms;
-  for (const auto& [kind, members] : groups) norms.emplace_back(kind, global_norm(members));
-  return norms;
+  std::vector<double> norms;
+  for (const auto& [kind, members] : groups) norms.push_back(global_norm(members));
+  norms = group.reduce(norms, std::vector<RankReduction>(norms.size(), RankReduction::kNorm));
+  std::vector<std::pair<std::string, double>> by_kind;
+  for (size_t i = 0; i < norms.size(); ++i) by_kind.emplace_back(groups[i].first, norms[i]);
+  return by_kind;
 }
 
 }  // namespace espalier

@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "espalier/distributed/group.h"
 #include "espalier/engine/step.h"
 #include "espalier/model/decoder.h"
 #include "espalier/objective/loss.h"
@@ -35,9 +36,10 @@ std::string row_list(const Trajectories& trajectories, const std::vector<int64_t
 /// `embed_tokens` and `lm_head`, or `norm`. Matrices of an adapter belong to the module they adapt.
 std::string module_kind(std::string_view parameter);
 
-/// L2 norms of the decoder's gradients by kind, in float64, in the order in which the kinds first appear
-/// among its parameters. Their squares add up to the square of Optimizer::gradient_norm. Synchronises the
-/// device.
-std::vector<std::pair<std::string, double>> grad_norms_by_kind(const Decoder& decoder);
+/// L2 norms of the gradients by kind, over the parts of all ranks, in float64, in the order in which the
+/// kinds first appear among the parameters. Their squares add up to the square of StepTrainer::gradient_norm.
+/// Synchronises the device.
+std::vector<std::pair<std::string, double>> grad_norms_by_kind(const Decoder& decoder,
+                                                               const Group& group = alone());
 
 }  // namespace espalier

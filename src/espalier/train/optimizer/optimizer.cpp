@@ -16,9 +16,10 @@
 
 namespace espalier {
 
-int64_t optimizer_bytes(OptimizerKind kind, at::ScalarType dtype) {
+double optimizer_bytes(OptimizerKind kind, at::ScalarType dtype, int64_t ranks) {
   const int64_t state = dtype == at::kDouble ? 8 : 4, masters = dtype == at::kBFloat16 ? state : 0;
-  return masters + (kind == OptimizerKind::kAdamW ? 2 * state : 0);
+  const int64_t all = masters + (kind == OptimizerKind::kAdamW ? 2 * state : 0);
+  return static_cast<double>(all) / static_cast<double>(ranks);
 }
 
 double schedule_factor(SchedulerKind kind, int64_t step, int64_t steps, int64_t warmup_steps) {
@@ -30,14 +31,15 @@ double schedule_factor(SchedulerKind kind, int64_t step, int64_t steps, int64_t 
   return 0.5 * (1 + std::cos(std::numbers::pi * progress));
 }
 
-Optimizer::Optimizer(const Decoder& decoder, const OptimizerOptions& options)
+Optimizer::Optimizer(const Decoder& decoder, const OptimizerOptions& options, const Group& group)
     : decoder_(&decoder),
+      group_(&group),
       options_(options),
       steps_done_(at::zeros({}, at::TensorOptions(decoder.device()).dtype(at::kFloat))) {
   check_optimizer_options(options);
   const at::NoGradGuard no_grad;
   for (const Parameter& parameter : decoder.parameters()) {
-    const at::Tensor value = parameter.value.detach();
+    const at::Tensor value = group.part(parameter.value.detach());
     masters_.push_back(value.scalar_type() == at::kBFloat16 ? value.to(at::kFloat) : value);
     if (options.kind == OptimizerKind::kAdamW) {
       exp_avgs_.push_back(at::zeros_like(masters_.back()));
@@ -65,6 +67,11 @@ void adamw_group(const OptimizerOptions& options, double learning_rate, double w
                     options.eps, /*amsgrad=*/false, /*maximize=*/false);
 }
 
+void check_state(const std::string& name, const at::Tensor& tensor) {
+  if (const std::string fault = nonfinite_text(tensor); !fault.empty())
+    throw NonFiniteError(fmt::format("optimiser state: `{}` {}", name, fault));
+}
+
 /// Fused biases of experts have two dimensions, but are not matrices.
 bool is_matrix(const Parameter& parameter) {
   return parameter.value.dim() >= 2 && !parameter.name.ends_with("bias");
@@ -72,10 +79,19 @@ bool is_matrix(const Parameter& parameter) {
 
 }  // namespace
 
+std::vector<at::Tensor> Optimizer::gradients() const {
+  std::vector<at::Tensor> parts = decoder_->gradients();
+  for (at::Tensor& part : parts) {
+    if (part.defined()) part = group_->part(part);
+    if (part.defined() && part.numel() == 0) part.reset();
+  }
+  return parts;
+}
+
 double Optimizer::gradient_norm() const {
   RECORD_USER_SCOPE("optimizer");
   const at::NoGradGuard no_grad;
-  return global_norm(decoder_->gradients());
+  return global_norm(gradients());
 }
 
 void Optimizer::check_update(double learning_rate, double norm) const {
@@ -99,11 +115,11 @@ void Optimizer::update(double learning_rate, double norm) {
   RECORD_USER_SCOPE("optimizer");
   check_update(learning_rate, norm);
   const at::NoGradGuard no_grad;
-  const std::vector<at::Tensor> sums = decoder_->gradients();
+  const std::vector<at::Tensor> sums = gradients();
   if (options_.max_grad_norm > 0 && norm > options_.max_grad_norm) {
     std::vector<at::Tensor> defined = sums;
     std::erase_if(defined, [](const at::Tensor& sum) { return !sum.defined(); });
-    at::_foreach_mul_(defined, options_.max_grad_norm / (norm + 1e-6));
+    if (!defined.empty()) at::_foreach_mul_(defined, options_.max_grad_norm / (norm + 1e-6));
   }
   std::vector<size_t> decayed, plain;
   for (size_t i = 0; i < sums.size(); ++i) {
@@ -128,73 +144,57 @@ void Optimizer::update(double learning_rate, double norm) {
 void Optimizer::round_masters() const {
   if (decoder_->parameters().front().value.scalar_type() != at::kBFloat16) return;
   std::vector<at::Tensor> values;
-  for (const Parameter& parameter : decoder_->parameters()) values.push_back(parameter.value.detach());
+  for (const Parameter& parameter : decoder_->parameters())
+    values.push_back(group_->part(parameter.value.detach()));
   at::_foreach_copy_(values, masters_);
 }
 
-std::vector<Optimizer::Named> Optimizer::state() const {
-  std::vector<Named> state{{"step", steps_done_.view({1})}};
+std::vector<Optimizer::Divided> Optimizer::divided_state() const {
+  std::vector<Divided> state;
   for (size_t i = 0; i < masters_.size(); ++i) {
-    const Parameter& parameter = decoder_->parameters()[i];
-    if (parameter.value.scalar_type() == at::kBFloat16)
-      state.push_back({"master." + parameter.name, masters_[i]});
-    if (options_.kind == OptimizerKind::kAdamW) {
-      state.push_back({"exp_avg." + parameter.name, exp_avgs_[i]});
-      state.push_back({"exp_avg_sq." + parameter.name, exp_avg_sqs_[i]});
-    }
+    const auto& [name, value] = decoder_->parameters()[i];
+    if (value.scalar_type() == at::kBFloat16) state.push_back({"master." + name, masters_[i], value.sizes()});
+    if (options_.kind != OptimizerKind::kAdamW) continue;
+    state.push_back({"exp_avg." + name, exp_avgs_[i], value.sizes()});
+    state.push_back({"exp_avg_sq." + name, exp_avg_sqs_[i], value.sizes()});
   }
   return state;
 }
 
-Optimizer Optimizer::copy_for(const Decoder& decoder) const {
-  Optimizer copy = *this;
-  copy.decoder_ = &decoder;
-  const auto to_host = [](at::Tensor& tensor) {
-    tensor = tensor.to(at::kCPU, tensor.scalar_type(), false, true);
-  };
-  to_host(copy.steps_done_);
-  std::ranges::for_each(copy.exp_avgs_, to_host);
-  std::ranges::for_each(copy.exp_avg_sqs_, to_host);
-  for (size_t i = 0; i < masters_.size(); ++i) {
-    const at::Tensor value = decoder.parameters()[i].value;
-    if (value.scalar_type() == at::kBFloat16) {
-      to_host(copy.masters_[i]);
-    } else {
-      copy.masters_[i] = value.detach();
-    }
+OptimizerState Optimizer::state() const {
+  OptimizerState state;
+  if (group_->is_first()) state.push_back({"step", steps_done_.view({1}).cpu()});
+  for (const auto& [name, part, shape] : divided_state()) {
+    const at::Tensor whole = group_->whole(part, shape);
+    if (group_->is_first()) state.push_back({name, whole.cpu()});
   }
-  return copy;
+  return state;
 }
 
-std::string Optimizer::nonfinite_state() const {
-  for (const Named& entry : state()) {
-    const std::string fault = nonfinite_text(entry.tensor);
-    if (!fault.empty()) return fmt::format("`{}` {}", entry.name, fault);
-  }
-  return "";
-}
-
-void Optimizer::save(const std::filesystem::path& file) const {
-  if (const std::string fault = nonfinite_state(); !fault.empty())
-    throw NonFiniteError(fmt::format("optimiser state: {}", fault));
-  std::vector<at::Tensor> keep;
+void save_state(const OptimizerState& state, const std::filesystem::path& file) {
   std::vector<TensorView> views;
-  for (const Named& entry : state()) {
-    keep.push_back(entry.tensor.cpu());
-    views.push_back(view_tensor(entry.name, keep.back()));
+  for (const auto& [name, tensor] : state) {
+    check_state(name, tensor);
+    views.push_back(view_tensor(name, tensor));
   }
   write_safetensors(file, views);
 }
 
 void Optimizer::load(const std::filesystem::path& path) {
   const SafetensorsFile file(path);
-  const std::vector<Named> expected = state();
-  ESPALIER_CHECK(file.tensors().size() == expected.size(),
+  const std::vector<Divided> expected = divided_state();
+  ESPALIER_CHECK(file.tensors().size() == expected.size() + 1,
                  "{}: expected the state of the same optimizer and dtype ({} tensors), received {} tensors",
-                 path.string(), expected.size(), file.tensors().size());
-  for (const Named& entry : expected) read_tensor(file, entry.name, entry.tensor);
-  // Only bfloat16 models have separate masters; other weights are loaded from the checkpoint.
+                 path.string(), expected.size() + 1, file.tensors().size());
+  read_tensor(file, "step", steps_done_.view({1}));
   const at::NoGradGuard no_grad;
+  for (const auto& [name, part, shape] : expected) {
+    const at::Tensor whole = at::empty(shape, part.options().device(at::kCPU));
+    read_tensor(file, name, whole);
+    check_state(name, whole);
+    part.copy_(group_->part(whole).view_as(part));
+  }
+  // Only bfloat16 models have separate masters; other weights are loaded from the checkpoint.
   round_masters();
 }
 

@@ -15,37 +15,46 @@ namespace espalier {
 StepResult StepTrainer::add_gradients(const Step& step, const Loss& loss,
                                       const MicroBatchProgress& progress) {
   group_.check_equal("the step's rows, terms and shares", step.whole.digest);
-  // Gradients of earlier steps are those of all ranks, and are added up again with the new ones.
-  if (!group_.is_first()) decoder_.zero_gradients();
+  // Gradients of earlier steps are added up again with the new ones.
+  group_.zero_others(decoder_.gradients());
   PendingStep pending =
       group_.together([&] { return start_forward_backward(decoder_, step, loss, progress, group_); });
   StepResult result = finish(std::move(pending), group_);
   // An expert without tokens gets a zero gradient, so that its moments decay as those of fused experts do.
   decoder_.complete_gradients();
-  group_.add_up(decoder_.gradients());
+  PartSums sums(group_);
+  for (const at::Tensor& gradient : decoder_.gradients()) sums.add(gradient);
+  sums.finish();
   return result;
 }
 
 double StepTrainer::gradient_norm() const {
-  const double norm = optimizer_.gradient_norm();
-  group_.check_equal("the norm of the gradients", fmt::format("{:a}", norm));
-  return norm;
+  return group_.reduce({optimizer_.gradient_norm()}, {RankReduction::kNorm}).front();
 }
 
 void StepTrainer::update(double learning_rate, double norm) {
+  group_.check_equal("the learning rate", fmt::format("{:a}", learning_rate));
   is_half_updated_ = true;
   try {
-    optimizer_.update(learning_rate, norm);
+    group_.together([&] {
+      optimizer_.update(learning_rate, norm);
+      return true;
+    });
   } catch (const NonFiniteError&) {
-    is_half_updated_ = false;  // thrown before any change
+    is_half_updated_ = false;  // thrown by all, before any change
+    gather_gradients();
     throw;
   }
+  std::vector<at::Tensor> weights;
+  for (const Parameter& parameter : decoder_.parameters()) weights.push_back(parameter.value);
+  group_.gather_parts(weights);
   is_half_updated_ = false;
 }
 
 void check_finite(const Decoder& decoder, const Step& step, const Loss& loss, const std::string& title,
                   double value, double norm, const Group& group) {
   if (std::isfinite(value) && std::isfinite(norm)) return;
+  group.gather_parts(decoder.gradients());
   std::string why;
   try {
     why = explain_nonfinite(decoder, step, loss);

@@ -18,20 +18,6 @@ std::vector<Parameter> copies_of(const std::vector<Parameter>& parameters, at::D
   return copies;
 }
 
-struct Snapshot {
-  Snapshot(const CheckpointOptions& options, const Decoder& decoder, const Optimizer& optimizer,
-           const RunState& state)
-      : options(options),
-        decoder(copy_of(decoder)),
-        optimizer(optimizer.copy_for(this->decoder)),
-        state(state) {}
-
-  CheckpointOptions options;
-  Decoder decoder;
-  Optimizer optimizer;
-  RunState state;
-};
-
 }  // namespace
 
 Decoder copy_of(const Decoder& decoder) {
@@ -44,20 +30,23 @@ Decoder copy_of(const Decoder& decoder) {
                  copies_of(decoder.buffers(), at::kCPU));
 }
 
-int64_t state_bytes(const TrainOptions& options, at::Device device) {
-  const int64_t own = optimizer_bytes(options.optimizer.kind, options.dtype);
+double state_bytes(const TrainOptions& options, at::ScalarType dtype, at::Device device) {
+  const OptimizerKind kind = options.optimizer.kind;
+  const double own = optimizer_bytes(kind, dtype, options.group->size());
   if (!options.save_in_background || !device.is_cpu()) return own;
-  return 2 * own + static_cast<int64_t>(c10::elementSize(options.dtype));
+  return own + optimizer_bytes(kind, dtype) + static_cast<double>(c10::elementSize(dtype));
 }
 
 void BackgroundSave::start(const CheckpointOptions& options, const Decoder& decoder,
-                           const Optimizer& optimizer, const RunState& state) {
+                           OptimizerState* optimizer, const RunState& state) {
   const at::NoGradGuard no_grad;
-  auto snapshot = std::make_unique<Snapshot>(options, decoder, optimizer, state);
+  for (Parameter& entry :
+       *optimizer)  // one after the other, so that tensors that were made for it go at once
+    entry.value = entry.value.to(at::kCPU, entry.value.scalar_type(), /*non_blocking=*/false, /*copy=*/true);
   step_ = state.step;
-  writing_ = std::async(std::launch::async, [snapshot = std::move(snapshot)] {
+  writing_ = std::async(std::launch::async, [options, state, copy = copy_of(decoder), moments = *optimizer] {
     const at::NoGradGuard no_grad;
-    return save_checkpoint(snapshot->options, snapshot->decoder, snapshot->optimizer, snapshot->state);
+    return save_checkpoint(options, copy, moments, state);
   });
 }
 

@@ -10,9 +10,10 @@
 
 namespace espalier {
 
-/// Bytes of moments and master weights per element of a trained parameter, and on a CPU those of the copy
-/// that options.save_in_background makes of them and of the weights.
-int64_t state_bytes(const TrainOptions& options, at::Device device);
+/// Bytes of moments and master weights per element of a trained parameter of this dtype on a rank of
+/// options.group, and on a CPU those of the copy of all of them and of the weights that
+/// options.save_in_background makes on the first rank.
+double state_bytes(const TrainOptions& options, at::ScalarType dtype, at::Device device);
 
 /// A decoder with copies of what is trained: of weights and buffers in host memory, or of an adapter on its
 /// device, whose frozen weights are shared.
@@ -22,9 +23,9 @@ Decoder copy_of(const Decoder& decoder);
 /// waits for the thread.
 class BackgroundSave {
  public:
-  /// Copies weights and optimiser state to host memory (an adapter: to memory of its device), and starts
-  /// save_checkpoint with them. Call finish() between two calls.
-  void start(const CheckpointOptions& options, const Decoder& decoder, const Optimizer& optimizer,
+  /// Copies weights to host memory (an adapter: to memory of its device), and starts save_checkpoint with
+  /// them and with copies of the optimiser state, which replace its tensors. Call finish() between two calls.
+  void start(const CheckpointOptions& options, const Decoder& decoder, OptimizerState* optimizer,
              const RunState& state);
 
   /// Whether a checkpoint was started whose result has not been taken.

@@ -57,8 +57,8 @@ fs::path checkpoint_folder(const fs::path& run_folder, int64_t step) {
   return run_folder / kFolder / checkpoint_name(step);
 }
 
-fs::path save_checkpoint(const CheckpointOptions& options, const Decoder& decoder, const Optimizer& optimizer,
-                         const RunState& state) {
+fs::path save_checkpoint(const CheckpointOptions& options, const Decoder& decoder,
+                         const OptimizerState& optimizer, const RunState& state) {
   fs::path folder = checkpoint_folder(options.run_folder, state.step);
   write_checkpoint(folder, options, decoder, optimizer, state);
   return folder;
@@ -79,10 +79,10 @@ void write_weights(const fs::path& folder, const CheckpointOptions& options, con
 }
 
 void fill_checkpoint(const fs::path& folder, const CheckpointOptions& options, const Decoder& decoder,
-                     const Optimizer& optimizer, const RunState& state) {
+                     const OptimizerState& optimizer, const RunState& state) {
   write_weights(folder, options, decoder);
   if (!decoder.is_frozen()) {
-    optimizer.save(folder / kOptimizerFile);
+    save_state(optimizer, folder / kOptimizerFile);
     const at::ScalarType dtype = decoder.parameters().front().value.scalar_type();
     if (options.save_dtype != dtype) save_exact_weights(folder / kWeightsFile, decoder);
   }
@@ -111,14 +111,14 @@ void commit_over(PartialFolder* partial, const fs::path& folder) {
 }  // namespace
 
 void write_checkpoint(const fs::path& folder, const CheckpointOptions& options, const Decoder& decoder,
-                      const Optimizer& optimizer, const RunState& state) {
+                      const OptimizerState& optimizer, const RunState& state) {
   PartialFolder partial(folder);
   fill_checkpoint(partial.path(), options, decoder, optimizer, state);
   partial.commit();
 }
 
 void replace_checkpoint(const fs::path& folder, const CheckpointOptions& options, const Decoder& decoder,
-                        const Optimizer& optimizer, const RunState& state) {
+                        const OptimizerState& optimizer, const RunState& state) {
   PartialFolder partial(folder);
   fill_checkpoint(partial.path(), options, decoder, optimizer, state);
   commit_over(&partial, folder);

@@ -34,16 +34,16 @@ struct CheckpointOptions {
 /// dtype, resume.safetensors has the exact values. Returns the folder. Throws NonFiniteError if weights or
 /// optimiser state are not finite, InputError if the folder cannot be written; then no files are left.
 std::filesystem::path save_checkpoint(const CheckpointOptions& options, const Decoder& decoder,
-                                      const Optimizer& optimizer, const RunState& state);
+                                      const OptimizerState& optimizer, const RunState& state);
 
 /// The same for a folder of any name. Creates its parent if necessary.
 void write_checkpoint(const std::filesystem::path& folder, const CheckpointOptions& options,
-                      const Decoder& decoder, const Optimizer& optimizer, const RunState& state);
+                      const Decoder& decoder, const OptimizerState& optimizer, const RunState& state);
 
 /// The same, replacing an existing folder. `folder` is always complete, either old or new, except for a short
 /// time in which a killed process leaves the old one under another name (see sweep_unfinished_checkpoints).
 void replace_checkpoint(const std::filesystem::path& folder, const CheckpointOptions& options,
-                        const Decoder& decoder, const Optimizer& optimizer, const RunState& state);
+                        const Decoder& decoder, const OptimizerState& optimizer, const RunState& state);
 
 /// Writes the weights or the adapter of `decoder`, without training state, as PARENT/step_N for other
 /// programs, with a manifest. Replaces a folder of that name (replace_checkpoint), and removes all but the

@@ -182,8 +182,7 @@ class Resuming {
     } catch (const InputError& error) {
       return error.what();
     }
-    fault = nonfinite_parameters(*decoder_);
-    return fault.empty() ? optimizer_->nonfinite_state() : fault;
+    return nonfinite_parameters(*decoder_);
   }
 
  private:

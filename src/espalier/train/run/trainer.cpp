@@ -119,7 +119,11 @@ class TrainingRun {
   bool run() {
     if (first_ < last_ && !state_.taken) check_before_the_first_step();
     if (folder_) folder_->write_files();
-    if (folder_ && rescued_ > 0) try_to_save(first_, /*stop=*/false, [&] { save_now(); });
+    if (rescued_ > 0) {
+      save_on_first([&](const OptimizerState& optimizer) {
+        try_to_save(first_, /*stop=*/false, [&] { save_now(optimizer); });
+      });
+    }
     if (events_.started) events_.started(last_, first_);
     const bool evaluates_first = is_evaluation_due();
     if (!evaluates_first && has_nothing_to_do()) return true;
@@ -131,10 +135,10 @@ class TrainingRun {
     bool finished = false;
     try {
       finished = take_steps();
-      if (folder_) end(finished);
+      end(finished);
     } catch (const std::exception& error) {
       if (writer_) writer_->finish();
-      if (state_.step == first_ || !folder_) throw;  // no step to save
+      if (state_.step == first_) throw;  // no step to save
       end_with(error);
     }
     if (writer_) writer_->finish();
@@ -230,14 +234,24 @@ class TrainingRun {
         break;
       }
       const nlohmann::ordered_json metrics = take_step(state_.step + 1);
-      if (folder_) restore_folder();
-      if (writer_) writer_->write(state_.step, metrics);
+      on_first([&] {
+        restore_folder();
+        writer_->write(state_.step, metrics);
+      });
       if (events_.step) events_.step(state_.step, metrics);
       if (folder_) publish();
       if (is_evaluation_due()) evaluate();
       const bool ends = stopping() || ends_early();
-      if (writing_.is_done()) finish_writing(ends);
-      if (saves_.is_due(state_.step, ends)) save(ends);
+      bool saves = false;
+      on_first([&] {
+        if (writing_.is_done()) finish_writing(ends);
+        saves = needs_rescue_ || saves_.is_due(state_.step, ends);
+      });
+      if (group_.any(saves)) {
+        save_on_first([&](OptimizerState& optimizer) {
+          if (saves_.is_due(state_.step, ends)) save(ends, &optimizer);
+        });
+      }
       if (stopping() && (state_.step < last_ || is_evaluation_due()) && !ends_early()) return false;
     }
     if (ends_early()) note(fmt::format("stopped early: {}", early_stop_text(*state_.evaluation)));
@@ -267,12 +281,15 @@ class TrainingRun {
 
   /// Writes the last checkpoint. Throws InputError if files of the folder are missing.
   void end(bool finished) {
-    restore_folder();
-    if (saved_ < state_.step) save_now();
-    ESPALIER_CHECK(folder_->failure().empty(), "{}", folder_->failure());
-    ESPALIER_CHECK(!finished || best_error_.empty(),
-                   "the best checkpoint, that of step {}, could not be saved: {}", best_failed_step_,
-                   best_error_);
+    on_first([&] { restore_folder(); });
+    if (group_.any(folder_ && saved_ < state_.step))
+      save_on_first([&](const OptimizerState& optimizer) { save_now(optimizer); });
+    on_first([&] {
+      ESPALIER_CHECK(folder_->failure().empty(), "{}", folder_->failure());
+      ESPALIER_CHECK(!finished || best_error_.empty(),
+                     "the best checkpoint, that of step {}, could not be saved: {}", best_failed_step_,
+                     best_error_);
+    });
   }
 
   // ---- Evaluations
@@ -310,9 +327,11 @@ class TrainingRun {
     evaluate();
     if (is_evaluation_due()) return false;
     // No later checkpoint will record the result.
-    if (folder_ && (state_.step == last_ || ends_early())) {
-      replace_checkpoint(checkpoint_folder(options_.out, state_.step), checkpoint_, trainer_.decoder(),
-                         trainer_.optimizer(), state_);
+    if (state_.step == last_ || ends_early()) {
+      save_on_first([&](const OptimizerState& optimizer) {
+        replace_checkpoint(checkpoint_folder(options_.out, state_.step), checkpoint_, trainer_.decoder(),
+                           optimizer, state_);
+      });
     }
     return true;
   }
@@ -331,7 +350,9 @@ class TrainingRun {
     const bool is_best = Evaluator::add(state_.step, values["eval_loss"], &*state_.evaluation);
     if (writer_) writer_->write_evaluation(state_.step, values);
     if (events_.evaluated) events_.evaluated(state_.step, values, *state_.evaluation);
-    const bool is_kept = !folder_ || !is_best || !evaluator_->options().keep_best || save_best();
+    if (!is_best || !evaluator_->options().keep_best) return;
+    bool is_kept = true;
+    save_on_first([&](const OptimizerState& optimizer) { is_kept = save_best(optimizer); });
     if (!group_.any(!is_kept)) return;
     // The next evaluation that is better tries again.
     state_.evaluation->best_step = before.best_step;
@@ -339,10 +360,10 @@ class TrainingRun {
   }
 
   /// Returns false, with a warning, if the best checkpoint cannot be written.
-  bool save_best() {
+  bool save_best(const OptimizerState& optimizer) {
     try {
-      replace_checkpoint(best_checkpoint_folder(options_.out), checkpoint_, trainer_.decoder(),
-                         trainer_.optimizer(), state_);
+      replace_checkpoint(best_checkpoint_folder(options_.out), checkpoint_, trainer_.decoder(), optimizer,
+                         state_);
       best_error_.clear();
     } catch (const std::exception& error) {
       best_error_ = text_of(error);
@@ -381,7 +402,7 @@ class TrainingRun {
                         schedule_factor(options_.scheduler, number - 1, last_, options_.warmup_steps);
     const double norm = trainer_.gradient_norm();
     std::vector<std::pair<std::string, double>> norms;  // before clipping
-    if (options_.log_grad_norms) norms = grad_norms_by_kind(trainer_.decoder());
+    if (options_.log_grad_norms) norms = grad_norms_by_kind(trainer_.decoder(), group_);
     update(number, step, result.loss, rate, norm);
     const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
     if (number == profiled_) finish_profile(result);
@@ -449,13 +470,33 @@ class TrainingRun {
     if (events_.predicted && number == first_ + 1) events_.predicted(step, prediction, result);
   }
 
+  /// Calls `body` on the first rank, which has the folder. All ranks throw what it throws.
+  template <class Body>
+  void on_first(const Body& body) const {
+    group_.together([&] {
+      if (folder_) body();
+      return true;
+    });
+  }
+
+  /// The same with the optimiser state of all ranks.
+  template <class Save>
+  void save_on_first(const Save& save) {
+    OptimizerState optimizer = trainer_.optimizer().state();
+    on_first([&] {
+      save(optimizer);
+      try_to_rescue(optimizer);
+    });
+  }
+
   /// Writes the checkpoint of the last completed step.
-  void save_now() {
-    add_saved(save_checkpoint(checkpoint_, trainer_.decoder(), trainer_.optimizer(), state_));
+  void save_now(const OptimizerState& optimizer) {
+    add_saved(save_checkpoint(checkpoint_, trainer_.decoder(), optimizer, state_));
   }
 
   void add_saved(const std::filesystem::path& folder) {
     saved_ = step_of(folder);
+    needs_rescue_ = false;
     if (events_.saved) events_.saved(folder);
     try {
       forget_rescued(/*before=*/saved_ + 1);
@@ -465,18 +506,17 @@ class TrainingRun {
     }
   }
 
-  /// The same for a checkpoint that is due, by the first rank; a failure may be retried later.
-  void save(bool stop) {
-    if (!folder_) return;
+  /// The same for a checkpoint that is due; a failure may be retried later.
+  void save(bool stop, OptimizerState* optimizer) {
     if (writing_.is_pending()) finish_writing(stop);
-    if (options_.save_in_background && !stop && state_.step < last_ && start_writing()) return;
-    try_to_save(state_.step, stop, [&] { save_now(); });
+    if (options_.save_in_background && !stop && state_.step < last_ && start_writing(optimizer)) return;
+    try_to_save(state_.step, stop, [&] { save_now(*optimizer); });
   }
 
   /// Returns false if there is no memory for a copy.
-  bool start_writing() {
+  bool start_writing(OptimizerState* optimizer) {
     try {
-      writing_.start(checkpoint_, trainer_.decoder(), trainer_.optimizer(), state_);
+      writing_.start(checkpoint_, trainer_.decoder(), optimizer, state_);
       return true;
     } catch (const std::exception& error) {
       note(fmt::format("warning: step {} is not saved in the background: {}", state_.step, text_of(error)));
@@ -504,18 +544,20 @@ class TrainingRun {
       }
       note(fmt::format("warning: step {} could not be saved: {}; the run continues and retries later", step,
                        text_of(error)));
-      rescue();
+      needs_rescue_ = true;
     }
   }
 
-  /// Writes the last completed step, which could not be saved, to the rescue folder in place of an older one.
-  void rescue() {
-    if (options_.rescue_dir.empty() || rescued_ == state_.step) return;
+  /// Writes the last completed step, if one could not be saved, to the rescue folder in place of an older
+  /// one.
+  void try_to_rescue(const OptimizerState& optimizer) {
+    if (!std::exchange(needs_rescue_, false) || options_.rescue_dir.empty() || rescued_ == state_.step)
+      return;
     CheckpointOptions elsewhere = checkpoint_;
     elsewhere.run_folder = options_.rescue_dir;
     try {
       rescue_folder_->restore();
-      const auto folder = save_checkpoint(elsewhere, trainer_.decoder(), trainer_.optimizer(), state_);
+      const auto folder = save_checkpoint(elsewhere, trainer_.decoder(), optimizer, state_);
       forget_rescued(/*before=*/state_.step);
       rescued_ = state_.step;
       note(fmt::format("saved {} instead", folder.string()));
@@ -564,18 +606,32 @@ class TrainingRun {
     if (trainer_.is_half_updated()) {
       outcome = fmt::format("the update of step {} was not finished, so that its weights are not saved",
                             state_.step + 1);
-    } else if (save_failed_) {
-      outcome = fmt::format("step {} is not saved", state_.step);
-    } else if (saved_ < state_.step) {
-      try {
-        save_now();
-      } catch (const std::exception& second) {
-        outcome = fmt::format("step {} could not be saved: {}", state_.step, text_of(second));
-      }
+    } else {
+      outcome = save_at_the_end();
     }
-    if (!trainer_.is_half_updated() && saved_ < state_.step) rescue();
+    if (!folder_) throw;
     throw RunError(fmt::format("{}; {}{}{}", text_of(error), outcome, outcome.empty() ? "" : "; ",
                                newest_checkpoint_text()));
+  }
+
+  /// Saves the last completed step, in the rescue folder if need be. Returns why it could not be saved.
+  std::string save_at_the_end() {
+    std::string why = save_failed_ ? fmt::format("step {} is not saved", state_.step) : std::string();
+    try {
+      group_.check_equal("the step that is saved", std::to_string(state_.step));
+      const OptimizerState optimizer = trainer_.optimizer().state();
+      if (!folder_ || saved_ == state_.step) return why;
+      needs_rescue_ = true;
+      try {
+        if (!save_failed_) save_now(optimizer);
+      } catch (const std::exception& error) {
+        why = fmt::format("step {} could not be saved: {}", state_.step, text_of(error));
+      }
+      try_to_rescue(optimizer);
+    } catch (const std::exception& error) {
+      why = fmt::format("step {} could not be saved: {}", state_.step, text_of(error));
+    }
+    return why;
   }
 
   std::string newest_checkpoint_text() const {
@@ -610,8 +666,9 @@ class TrainingRun {
   int64_t saved_ = 0;    // step of the newest checkpoint
   int64_t rescued_ = 0;  // step of the checkpoint in the rescue folder; 0: none
   int64_t profiled_ = 0;
-  bool save_failed_ = false;  // the exception came from writing a checkpoint
-  std::string best_error_;    // why the best checkpoint could not be written; "": no error
+  bool save_failed_ = false;   // the exception came from writing a checkpoint
+  bool needs_rescue_ = false;  // a step could not be saved
+  std::string best_error_;     // why the best checkpoint could not be written; "": no error
   int64_t best_failed_step_ = 0;
 };
 
