@@ -30,6 +30,11 @@ class Engine:
     def optim_step(self, learning_rate: float | None) -> list[tuple[str, int | float]]:
         """The metrics, by name."""
 
+    def fail(self, message: str) -> None:
+        """
+        In place of a call that this rank cannot make: the other ranks, which make it, raise the message.
+        """
+
     def logprobs(self, rows: espalier._core.Trajectories, progress: object | None) -> Annotated[NDArray[numpy.float64], dict(shape=(None,))]:
         """
         float64 [N]: of every token given all before it in its row; 0 for first tokens.

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """The trainer of the command line, called from Python."""
 
+import contextlib
 import json
 import os
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -55,7 +56,8 @@ class Engine:
         objective: The loss of `forward_backward` calls that name none. Default: "sft".
         process_group: Ranks that train together, as torchrun starts them: torch.distributed.group.WORLD, for example. All make
             the same calls with the same rows. `forward_backward` computes this rank's share of the rows and adds gradients up,
-            so that loss, metrics and gradients are those of one process; `save` writes one checkpoint, by rank 0. Default: none.
+            so that loss, metrics and gradients are those of one process. `logprobs` and `sample` are divided, and all ranks get
+            all results. `save` writes one checkpoint, by rank 0. Default: none.
         **options: Any field of `config` and `lora`, such as `learning_rate=1e-5`, in place of theirs.
 
     Raises:
@@ -173,18 +175,21 @@ class Engine:
             >>> abs(own["loss"] - metrics["loss"]) < 1e-12
             True
         """
-        found = _rows(rows, self._engine.vocab_size)
-        chosen = None if indices is None else [_whole(index) for index in indices]
         objective = self._objective if objective is None else objective
+        with self._with_other_ranks():
+            found = _rows(rows, self._engine.vocab_size)
+            chosen = None if indices is None else [_whole(index) for index in indices]
+            named: Mapping[str, Any] = {}
+            if not callable(objective):
+                named = objective.given() if isinstance(objective, ObjectiveConfig) else {"objective": objective}
+            elif refused := [name for name in options if name not in _BESIDE_A_FUNCTION]:
+                raise InputError(f"{refused[0]}: expected no such option beside a function, which computes the loss itself; "
+                                 f"received {options[refused[0]]!r}")  # fmt: skip
+            given = _named({**named, **options})
         if not callable(objective):
-            named = objective.given() if isinstance(objective, ObjectiveConfig) else {"objective": objective}
-            return dict(self._engine.forward_backward(found, chosen, _named({**named, **options}), progress))
-        for name in options:
-            if name not in _BESIDE_A_FUNCTION:
-                raise InputError(f"{name}: expected no such option beside a function, which computes the loss itself; "
-                                 f"received {options[name]!r}")  # fmt: skip
+            return dict(self._engine.forward_backward(found, chosen, given, progress))
         function = _Function(objective)
-        metrics = dict(self._engine.forward_backward_custom(found, chosen, _named(options), function, progress))
+        metrics = dict(self._engine.forward_backward_custom(found, chosen, given, function, progress))
         return {**metrics, **function.metrics}
 
     def optim_step(self, learning_rate: float | None = None) -> dict[str, float]:
@@ -225,7 +230,8 @@ class Engine:
             >>> [row.shape for row in engine.logprobs([[11, 12, 13, 14], [11, 12, 17]])]
             [(4,), (3,)]
         """
-        found = _rows(rows, self._engine.vocab_size)
+        with self._with_other_ranks():
+            found = _rows(rows, self._engine.vocab_size)
         values = self._engine.logprobs(found, progress)
         if self._engine.dtype != "float64":
             values = values.astype(np.float32)
@@ -282,17 +288,19 @@ class Engine:
             >>> abs(engine.forward_backward(rows, "grpo")["ratio_mean"] - 1) < 1e-5
             True
         """
-        found = _rows(prompts, self._engine.vocab_size)
         own = {"samples": samples, "max_new_tokens": max_new_tokens, "temperature": temperature, "top_k": top_k,
                "top_p": top_p, "stop_ids": stop_ids, "seed": seed, "whole_rows": whole_rows, "batch_size": batch_size,
                "token_budget": token_budget}  # fmt: skip
-        options = {"seed": self._samplings, **_given("params", params, SamplingParams),
-                   **{name: value for name, value in own.items() if value is not None}}  # fmt: skip
-        given_ids = options.pop("stop_ids", None)
-        ends = [("stop-id", str(_whole(id, "stop_ids", "token ids"))) for id in (() if given_ids is None else given_ids)]
-        if given_ids is not None and not ends:
-            options["ignore_stop_ids"] = True
-        rows = self._engine.sample(found, _named(options) + ends, progress)
+        with self._with_other_ranks():
+            found = _rows(prompts, self._engine.vocab_size)
+            options = {"seed": self._samplings, **_given("params", params, SamplingParams),
+                       **{name: value for name, value in own.items() if value is not None}}  # fmt: skip
+            given_ids = options.pop("stop_ids", None)
+            ends = [("stop-id", str(_whole(id, "stop_ids", "token ids"))) for id in (() if given_ids is None else given_ids)]
+            if given_ids is not None and not ends:
+                options["ignore_stop_ids"] = True
+            named = _named(options) + ends
+        rows = self._engine.sample(found, named, progress)
         self._samplings += 1
         return [rows[number] for number in range(len(rows))]
 
@@ -372,6 +380,15 @@ class Engine:
     def learning_rate(self) -> float:
         """Of steps that are given none."""
         return self._engine.learning_rate
+
+    @contextlib.contextmanager
+    def _with_other_ranks(self) -> Iterator[None]:
+        """What comes before a call that all ranks make: an error of one is raised on all."""
+        try:
+            yield
+        except Exception as error:
+            self._engine.fail(f"{type(error).__name__}: {error}")
+            raise
 
     def __repr__(self) -> str:
         engine = self._engine

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`espalier train` and `espalier rerun` as a rank of torchrun: Python makes the process group, and the trainer runs in this
+"""Commands (`espalier train` and others) as a rank of torchrun: Python makes the process group, and the command runs in this
 process."""
 
 import os

@@ -140,8 +140,8 @@ struct Engine::State {
 
   /// In the scope of the machine's kernels.
   State(const fs::path& model, const EngineOptions& given, const Machine& machine,
-        const std::string& process_group)
-      : ranks(process_group.empty() ? nullptr : espalier::process_group(process_group)),
+        std::unique_ptr<Group> process_group)
+      : ranks(std::move(process_group)),
         group(ranks ? *ranks : alone()),
         options(given),
         device(machine.device),
@@ -371,9 +371,11 @@ void Engine::State::check_checkpoint(const fs::path& folder, const RunState& sav
 Engine::Engine(const fs::path& model, const NamedTexts& options, const std::string& process_group)
     : state_(plainly([&] {
         const EngineOptions parsed = parse_engine_options(options);
-        const Machine machine = parsed.device.open();
+        std::unique_ptr<Group> ranks =
+            process_group.empty() ? nullptr : espalier::process_group(process_group);
+        const Machine machine = parsed.device.open(ranks ? *ranks : alone());
         const KernelScope scope(machine.kernels);
-        return std::make_unique<State>(model, parsed, machine, process_group);
+        return std::make_unique<State>(model, parsed, machine, std::move(ranks));
       })) {}
 
 Engine::~Engine() = default;
@@ -407,44 +409,51 @@ Metrics Engine::optim_step(std::optional<double> learning_rate) {
   return plainly([&] { return state_->group.together(update); });
 }
 
+void Engine::fail(const std::string& message) {
+  const State::Call call(state_.get());
+  try {
+    state_->group.together([&]() -> bool { throw InputError(message); });
+  } catch (const InputError&) {  // the caller throws its own
+  }
+}
+
 std::vector<double> Engine::logprobs(const Trajectories& rows, const Progress& progress) {
   const State::Call call(state_.get());
-  state_->check_whole();
   return plainly([&] {
-    state_->check_rows(rows, rows_of(rows, std::nullopt));
     const PlanCosts costs = state_->costs(*make_objective(ObjectiveOptions{}));
-    const Step step = make_step(rows, {.plan = state_->options.planning.options(rows),
-                                       .costs = &costs,
-                                       .terms = TermChoice::kAll,
-                                       .child_order = state_->child_order()});
+    const Step step = state_->group.together([&] {
+      state_->check_whole();
+      state_->check_rows(rows, rows_of(rows, std::nullopt));
+      return make_step(rows, {.plan = state_->options.planning.options(rows),
+                              .costs = &costs,
+                              .terms = TermChoice::kAll,
+                              .child_order = state_->child_order()});
+    });
     std::vector<double> values(rows.num_tokens());
-    compute_logprobs(state_->trainer.decoder(), rows, step, &values, progress);
+    compute_logprobs(state_->trainer.decoder(), rows, step, &values, progress, state_->group);
     check_mapped_files();
-    for (int64_t row = 0; row < rows.num_rows(); ++row) {
-      for (int64_t t = 1; t < rows.row_size(row); ++t) {
-        const double value = values[rows.offsets[row] + t];
-        ESPALIER_CHECK(std::isfinite(value),
-                       "trajectory {}: the log-probability of token {} is {}: expected a finite number",
-                       rows.name(row), t, value);
-      }
-    }
+    check_finite(rows, values);
     return values;
   });
 }
 
 Trajectories Engine::sample(const Trajectories& rows, const NamedTexts& options, const Progress& progress) {
   const State::Call call(state_.get());
-  state_->check_whole();
   return plainly([&] {
-    const SamplingFlags sampling = parse_sampling_options(options);
-    state_->check_rows(rows, rows_of(rows, std::nullopt));
-    const State::StopIds& stop_ids = state_->stop_ids;
-    const bool asks_model = !sampling.ignore_stop_ids && sampling.options.stop_ids.empty();
-    if (asks_model && !stop_ids.fault.empty()) throw InputError(stop_ids.fault);
-    const Trajectories prompts = prompts_of(rows, sampling.whole_rows);
+    SampleOptions resolved;
+    const Trajectories prompts = state_->group.together([&] {
+      state_->check_whole();
+      const SamplingFlags sampling = parse_sampling_options(options);
+      state_->check_rows(rows, rows_of(rows, std::nullopt));
+      const State::StopIds& stop_ids = state_->stop_ids;
+      const bool asks_model = !sampling.ignore_stop_ids && sampling.options.stop_ids.empty();
+      if (asks_model && !stop_ids.fault.empty()) throw InputError(stop_ids.fault);
+      resolved = sampling.resolved(stop_ids.ids, state_->config.vocab_size);
+      return prompts_of(rows, sampling.whole_rows);
+    });
     const SampleResult result = espalier::sample(
-        state_->trainer.decoder(), prompts, sampling.resolved(stop_ids.ids, state_->config.vocab_size),
-        [&](const SampleProgress& done) { progress(done.finished, done.completions); });
+        state_->trainer.decoder(), prompts, resolved,
+        [&](const SampleProgress& done) { progress(done.finished, done.completions); }, state_->group);
     check_mapped_files();
     return espalier::rows_of(result.completions, rows, prompts);
   });

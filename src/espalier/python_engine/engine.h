@@ -81,6 +81,10 @@ class Engine {
   /// Clips gradients, updates weights, clears gradients. Returns the metrics step, grad_norm, learning_rate.
   Metrics optim_step(std::optional<double> learning_rate);
 
+  /// In place of a call that this rank cannot make: the other ranks, which make it, throw RankError with the
+  /// message.
+  void fail(const std::string& message);
+
   /// Log-probabilities [N] of every token given all before it in its row; 0 for first tokens.
   std::vector<double> logprobs(const Trajectories& rows, const Progress& progress);
 

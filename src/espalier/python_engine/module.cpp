@@ -126,6 +126,9 @@ void bind_engine(nb::module_& module) {
            "float64 "
            "[M]).")
       .def("optim_step", &optim_step, nb::arg("learning_rate").none(), "The metrics, by name.")
+      .def(
+          "fail", &Engine::fail, nb::arg("message"), nb::call_guard<Interruptible>(),
+          "In place of a call that this rank cannot make: the other ranks, which make it, raise the message.")
       .def("logprobs", &logprobs, nb::arg("rows"), nb::arg("progress").none(),
            "float64 [N]: of every token given all before it in its row; 0 for first tokens.")
       .def("sample", &sample, nb::arg("rows"), nb::arg("options"), nb::arg("progress").none(),

@@ -4,6 +4,7 @@
 #include <ATen/ATen.h>
 
 #include <limits>
+#include <numeric>
 #include <utility>
 
 #include "espalier/engine/logprob_pass.h"
@@ -50,11 +51,16 @@ struct Computed {
   TopLogprobs top;                      // [R, K]
 };
 
+template <class T>
+at::Tensor tensor_of(std::vector<T>* values) {
+  return at::from_blob(values->data(), std::ssize(*values), c10::CppTypeToScalarType<T>::value);
+}
+
 }  // namespace
 
 TokenDistributions compute_distributions(const Decoder& decoder, const Trajectories& trajectories,
                                          const Step& step, const DistributionOptions& options,
-                                         const MicroBatchProgress& progress) {
+                                         const MicroBatchProgress& progress, const Group& group) {
   WithTopTokens model(decoder, options.temperature, options.top_k);
   const Loss loss(trajectories, ObjectiveOptions{});  // sft reads nothing but the tokens
   std::vector<Computed> all;
@@ -71,28 +77,43 @@ TokenDistributions compute_distributions(const Decoder& decoder, const Trajector
     computed.top = {download(top.ids), download(top.logprobs)};
   };
   for_each_logprobs(model, step, loss, options.entropies ? Entropies::kDifferentiable : Entropies::kNone,
-                    progress, visit);
+                    progress, visit, group);
   synchronize(decoder.device());
 
-  constexpr double kNone = std::numeric_limits<double>::quiet_NaN();
+  const int64_t num_tokens = trajectories.num_tokens();
+  std::vector<double> rows(group.size());  // of `top`, by rank
+  for (const Computed& computed : all) {
+    if (options.top_k > 0) rows[group.rank()] += static_cast<double>(computed.top.ids.size(0));
+  }
+  rows = group.add_up(rows);
+  const auto own = rows.begin() + group.rank();
+  auto row = static_cast<int64_t>(std::accumulate(rows.begin(), own, 0.0));
+  const auto all_rows = static_cast<int64_t>(std::accumulate(own, rows.end(), static_cast<double>(row)));
+  // Each rank has zeros for what the others add.
   TokenDistributions result;
-  result.logprobs.assign(trajectories.num_tokens(), kNone);
-  if (options.entropies) result.entropies.assign(trajectories.num_tokens(), kNone);
-  if (options.top_k > 0) result.top_row.assign(trajectories.num_tokens(), -1);
-  std::vector<at::Tensor> ids, logprobs;
-  int64_t rows_before = 0;
+  result.top_ids = at::zeros({all_rows, options.top_k}, at::kLong);
+  result.top_logprobs = at::zeros({all_rows, options.top_k}, at::kDouble);
+  result.logprobs.resize(num_tokens);
+  if (options.entropies) result.entropies.resize(num_tokens);
+  if (options.top_k > 0) result.top_row.resize(num_tokens);
   for (const Computed& computed : all) {
     computed.logprobs.write(&result.logprobs);
     if (options.entropies) computed.entropies.write(&result.entropies);
     if (options.top_k == 0) continue;
-    computed.row.write(&result.top_row, rows_before);
-    rows_before += computed.top.ids.size(0);
-    ids.push_back(computed.top.ids);
-    logprobs.push_back(computed.top.logprobs);
+    computed.row.write(&result.top_row, row + 1);
+    const int64_t count = computed.top.ids.size(0);
+    result.top_ids.narrow(0, row, count).copy_(computed.top.ids);
+    result.top_logprobs.narrow(0, row, count).copy_(computed.top.logprobs);
+    row += count;
   }
-  if (!ids.empty()) {
-    result.top_ids = at::cat(ids);
-    result.top_logprobs = at::cat(logprobs);
+  group.add_up({tensor_of(&result.logprobs), tensor_of(&result.entropies), result.top_logprobs});
+  group.add_up({tensor_of(&result.top_row), result.top_ids});
+  for (int64_t& each : result.top_row) --each;
+  constexpr double kNone = std::numeric_limits<double>::quiet_NaN();
+  for (int64_t first = 0; first < trajectories.num_rows(); ++first) {
+    for (std::vector<double>* values : {&result.logprobs, &result.entropies}) {
+      if (!values->empty()) (*values)[trajectories.offsets[first]] = kNone;
+    }
   }
   return result;
 }

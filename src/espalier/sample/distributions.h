@@ -27,13 +27,14 @@ struct TokenDistributions {
   /// share a row; -1 for first tokens. Empty unless requested.
   std::vector<int64_t> top_row;
   at::Tensor top_ids;       // [P, top_k] int64 on the host, see top_logprobs (ops/edge_logprobs)
-  at::Tensor top_logprobs;  // [P, top_k] float32 (float64 for float64)
+  at::Tensor top_logprobs;  // [P, top_k] float64
 };
 
 /// `step` must be made with TermChoice::kAll. Each distribution is computed once, however many trajectories
-/// share it.
+/// share it. Ranks divide the work as those of compute_logprobs do.
 TokenDistributions compute_distributions(const Decoder& decoder, const Trajectories& trajectories,
                                          const Step& step, const DistributionOptions& options,
-                                         const MicroBatchProgress& progress = {});
+                                         const MicroBatchProgress& progress = {},
+                                         const Group& group = alone());
 
 }  // namespace espalier

@@ -15,6 +15,7 @@
 #include "espalier/cli/flags/data_flags.h"
 #include "espalier/cli/flags/model_flags.h"
 #include "espalier/data/writer.h"
+#include "espalier/distributed/group.h"
 #include "espalier/engine/cost.h"
 #include "espalier/engine/engine.h"
 #include "espalier/measure/device_options.h"
@@ -36,34 +37,25 @@ struct LogprobsArguments {
   DataFlags data;
   Planning planning;
   DeviceOptions device;
+  const Group* group = &alone();
   std::string model, adapter, out;
   at::ScalarType dtype = at::kFloat;
   DistributionOptions distribution;
   bool as_reference = false;
 };
 
-void check_finite(const Trajectories& trajectories, int64_t row, int64_t token, const char* what,
-                  double value) {
-  ESPALIER_CHECK(std::isfinite(value), "trajectory {}: the {} of token {} is {}: expected a finite number",
-                 trajectories.name(row), what, token, value);
-}
-
 /// Appends rows to a file as JSON.
 class RowWriter {
  public:
   RowWriter(const Trajectories& trajectories, const TokenDistributions& computed, at::ScalarType dtype)
-      : trajectories_(trajectories), computed_(computed), is_double_(dtype == at::kDouble) {
-    if (!computed.top_row.empty()) top_logprobs_ = computed.top_logprobs.to(at::kDouble);
-  }
+      : trajectories_(trajectories), computed_(computed), is_double_(dtype == at::kDouble) {}
 
   void write(int64_t row, AtomicFile* file) const {
     const bool named = !trajectories_.trajectory_id.empty() && !trajectories_.trajectory_id[row].empty();
     const nlohmann::json id = named ? nlohmann::json(trajectories_.trajectory_id[row]) : nlohmann::json(row);
     std::string line = fmt::format("{{\"trajectory_id\":{}", id.dump());
-    append_numbers(row, "logprobs", "log-probability", computed_.logprobs, &line);
-    if (!computed_.entropies.empty()) {
-      append_numbers(row, "entropies", "entropy", computed_.entropies, &line);
-    }
+    append_numbers(row, "logprobs", computed_.logprobs, &line);
+    if (!computed_.entropies.empty()) append_numbers(row, "entropies", computed_.entropies, &line);
     if (!computed_.top_row.empty()) append_top(row, &line);
     line += "}\n";
     file->write(line);
@@ -75,14 +67,12 @@ class RowWriter {
     *line += is_double_ ? fmt::format("{}", value) : fmt::format("{}", static_cast<float>(value));
   }
 
-  void append_numbers(int64_t row, const char* field, const char* what, const std::vector<double>& values,
+  void append_numbers(int64_t row, const char* field, const std::vector<double>& values,
                       std::string* line) const {
     *line += fmt::format(",\"{}\":[null", field);
     for (int64_t t = 1; t < trajectories_.row_size(row); ++t) {
-      const double value = values[trajectories_.offsets[row] + t];
-      check_finite(trajectories_, row, t, what, value);
       *line += ',';
-      append_number(value, line);
+      append_number(values[trajectories_.offsets[row] + t], line);
     }
     *line += ']';
   }
@@ -91,7 +81,7 @@ class RowWriter {
   template <class AppendOne>
   void append_lists(int64_t row, const char* field, const AppendOne& append, std::string* line) const {
     *line += fmt::format(",\"{}\":[[]", field);
-    const int64_t k = top_logprobs_.size(1);
+    const int64_t k = computed_.top_ids.size(1);
     for (int64_t t = 1; t < trajectories_.row_size(row); ++t) {
       const int64_t first = computed_.top_row[trajectories_.offsets[row] + t] * k;
       for (int64_t i = 0; i < k; ++i) {
@@ -105,7 +95,7 @@ class RowWriter {
 
   void append_top(int64_t row, std::string* line) const {
     const auto* ids = computed_.top_ids.const_data_ptr<int64_t>();
-    const auto* logprobs = top_logprobs_.const_data_ptr<double>();
+    const auto* logprobs = computed_.top_logprobs.const_data_ptr<double>();
     append_lists(row, "topk_ids", [&](int64_t i) { *line += fmt::format("{}", ids[i]); }, line);
     append_lists(row, "topk_logprobs", [&](int64_t i) { append_number(logprobs[i], line); }, line);
   }
@@ -113,7 +103,6 @@ class RowWriter {
   const Trajectories& trajectories_;
   const TokenDistributions& computed_;
   bool is_double_;
-  at::Tensor top_logprobs_;
 };
 
 /// Throws if a row already has the fields that --as-reference writes.
@@ -136,24 +125,20 @@ RealColumn column_of(const std::vector<double>& values, bool is_double) {
 void set_ref_logprobs(const TokenDistributions& computed, bool is_double, Trajectories* trajectories) {
   std::vector<double> logprobs = computed.logprobs;
   for (int64_t row = 0; row < trajectories->num_rows(); ++row) {
-    const int64_t first = trajectories->offsets[row];
-    logprobs[first] = 0;  // nothing predicts it
-    for (int64_t t = 1; t < trajectories->row_size(row); ++t)
-      check_finite(*trajectories, row, t, "log-probability", logprobs[first + t]);
+    logprobs[trajectories->offsets[row]] = 0;  // nothing predicts it
   }
   trajectories->ref_logprobs = {column_of(logprobs, is_double), {}};
 }
 
 void set_ref_topk(const TokenDistributions& computed, bool is_double, Trajectories* trajectories) {
   const int64_t k = computed.top_ids.size(1);
-  const at::Tensor values = computed.top_logprobs.to(at::kDouble);
   std::vector<int32_t> ids(trajectories->num_tokens() * k, -1);
   std::vector<double> logprobs(ids.size());
   for (int64_t token = 0; token < trajectories->num_tokens(); ++token) {
     const int64_t row = computed.top_row[token];
     if (row < 0) continue;  // nothing predicts it
     std::copy_n(computed.top_ids.const_data_ptr<int64_t>() + row * k, k, ids.begin() + token * k);
-    std::copy_n(values.const_data_ptr<double>() + row * k, k, logprobs.begin() + token * k);
+    std::copy_n(computed.top_logprobs.const_data_ptr<double>() + row * k, k, logprobs.begin() + token * k);
   }
   trajectories->ref_topk = k;
   trajectories->ref_topk_ids = Column<int32_t>(std::move(ids));
@@ -177,7 +162,7 @@ void write_listing(const std::string& path, const Trajectories& trajectories,
 }
 
 void run_logprobs(const LogprobsArguments& flags) {
-  const auto [device, kernels] = flags.device.open();
+  const auto [device, kernels] = flags.device.open(*flags.group);
   const KernelScope scope(kernels);
   const at::ScalarType dtype = flags.dtype;
   const DataUse use = data_use_of(flags.model);
@@ -195,10 +180,14 @@ void run_logprobs(const LogprobsArguments& flags) {
                 {.plan = flags.planning.options(trajectories), .costs = &costs, .terms = TermChoice::kAll});
   Progress progress("logprobs");
   const TokenDistributions computed = compute_distributions(
-      decoder, trajectories, step, flags.distribution, [&](int64_t done, int64_t total) {
+      decoder, trajectories, step, flags.distribution,
+      [&](int64_t done, int64_t total) {
         progress.update(static_cast<double>(done) / static_cast<double>(total));
-      });
-
+      },
+      *flags.group);
+  if (!flags.group->is_first()) return;
+  check_finite(trajectories, computed.logprobs);
+  if (flags.distribution.entropies) check_finite(trajectories, computed.entropies, "entropy");
   if (flags.as_reference) {
     write_as_reference(flags.out, computed, dtype == at::kDouble, trajectories);
   } else {
@@ -211,8 +200,9 @@ void run_logprobs(const LogprobsArguments& flags) {
 
 }  // namespace
 
-Command logprobs_command() {
+Command logprobs_command(const Group* group) {
   const auto flags = std::make_shared<LogprobsArguments>();
+  if (group != nullptr) flags->group = group;
   Command command{
       .name = "logprobs",
       .summary = kSummaryOfLogprobs,
