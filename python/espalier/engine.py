@@ -97,6 +97,10 @@ class Engine:
         self._objective = ObjectiveConfig() if objective is None else objective
         self._path = os.fspath(path)
         group = "" if process_group is None else process_group.group_name
+        if group:
+            from .distributed.watch import watch_ranks
+
+            watch_ranks()
         self._engine = native.Engine(self._path, _named(chosen), group)
         self._samplings = 0  # calls of sample
 
