@@ -3,7 +3,6 @@
 
 #include <ATen/ATen.h>
 
-#include <limits>
 #include <numeric>
 #include <utility>
 
@@ -80,7 +79,6 @@ TokenDistributions compute_distributions(const Decoder& decoder, const Trajector
                     progress, visit, group);
   synchronize(decoder.device());
 
-  const int64_t num_tokens = trajectories.num_tokens();
   std::vector<double> rows(group.size());  // of `top`, by rank
   for (const Computed& computed : all) {
     if (options.top_k > 0) rows[group.rank()] += static_cast<double>(computed.top.ids.size(0));
@@ -93,9 +91,9 @@ TokenDistributions compute_distributions(const Decoder& decoder, const Trajector
   TokenDistributions result;
   result.top_ids = at::zeros({all_rows, options.top_k}, at::kLong);
   result.top_logprobs = at::zeros({all_rows, options.top_k}, at::kDouble);
-  result.logprobs.resize(num_tokens);
-  if (options.entropies) result.entropies.resize(num_tokens);
-  if (options.top_k > 0) result.top_row.resize(num_tokens);
+  result.logprobs.resize(trajectories.num_tokens());
+  if (options.entropies) result.entropies.resize(trajectories.num_tokens());
+  if (options.top_k > 0) result.top_row.resize(trajectories.num_tokens());
   for (const Computed& computed : all) {
     computed.logprobs.write(&result.logprobs);
     if (options.entropies) computed.entropies.write(&result.entropies);
@@ -109,12 +107,6 @@ TokenDistributions compute_distributions(const Decoder& decoder, const Trajector
   group.add_up({tensor_of(&result.logprobs), tensor_of(&result.entropies), result.top_logprobs});
   group.add_up({tensor_of(&result.top_row), result.top_ids});
   for (int64_t& each : result.top_row) --each;
-  constexpr double kNone = std::numeric_limits<double>::quiet_NaN();
-  for (int64_t first = 0; first < trajectories.num_rows(); ++first) {
-    for (std::vector<double>* values : {&result.logprobs, &result.entropies}) {
-      if (!values->empty()) (*values)[trajectories.offsets[first]] = kNone;
-    }
-  }
   return result;
 }
 

@@ -21,7 +21,7 @@ struct DistributionOptions {
 
 /// Results for N tokens, by flat index offsets[row] + position. The first token of a row has no distribution.
 struct TokenDistributions {
-  std::vector<double> logprobs;   // [N] natural log; NaN for first tokens
+  std::vector<double> logprobs;   // [N] natural log; 0 for first tokens
   std::vector<double> entropies;  // [N] in nats, likewise; empty unless requested
   /// [N] the row of `top_ids` and `top_logprobs` that predicts the token; tokens on several branches may
   /// share a row; -1 for first tokens. Empty unless requested.

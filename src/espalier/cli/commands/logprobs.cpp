@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // espalier logprobs: log-probabilities, entropies and top-k tokens, computed on the shared trees.
 #include <algorithm>
-#include <cmath>
 #include <memory>
 #include <string>
 
@@ -122,14 +121,6 @@ RealColumn column_of(const std::vector<double>& values, bool is_double) {
   return Column<float>(std::vector<float>(values.begin(), values.end()));
 }
 
-void set_ref_logprobs(const TokenDistributions& computed, bool is_double, Trajectories* trajectories) {
-  std::vector<double> logprobs = computed.logprobs;
-  for (int64_t row = 0; row < trajectories->num_rows(); ++row) {
-    logprobs[trajectories->offsets[row]] = 0;  // nothing predicts it
-  }
-  trajectories->ref_logprobs = {column_of(logprobs, is_double), {}};
-}
-
 void set_ref_topk(const TokenDistributions& computed, bool is_double, Trajectories* trajectories) {
   const int64_t k = computed.top_ids.size(1);
   std::vector<int32_t> ids(trajectories->num_tokens() * k, -1);
@@ -148,7 +139,7 @@ void set_ref_topk(const TokenDistributions& computed, bool is_double, Trajectori
 /// Writes the rows of the data with the computed values as those of a reference model.
 void write_as_reference(const std::string& path, const TokenDistributions& computed, bool is_double,
                         Trajectories trajectories) {
-  set_ref_logprobs(computed, is_double, &trajectories);
+  trajectories.ref_logprobs = {column_of(computed.logprobs, is_double), {}};
   if (!computed.top_row.empty()) set_ref_topk(computed, is_double, &trajectories);
   write_trajectories(path, trajectories);
 }

@@ -391,10 +391,8 @@ void TrainRun::check_flags() const {
 }
 
 void TrainRun::open_device() {
-  Machine machine = flags_.device.open();
+  Machine machine = flags_.device.open(group());
   restore_products(flags_, &machine);
-  ProductChoice& products = machine.kernels.products;
-  products = parse_product_choice(group().gather(to_string(products)).front());
   device_ = machine.device;
   kernels_.emplace(machine.kernels);
   if (!flags_.profile.empty() && !flags_.dry_run && group().is_first())
