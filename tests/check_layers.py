@@ -33,8 +33,8 @@ MAY_INCLUDE = {
 }
 MAY_INCLUDE["sample"] = MAY_INCLUDE["engine"] | {"engine"}
 MAY_INCLUDE["measure"] = MAY_INCLUDE["engine"] | {"engine", "qualify"}
-MAY_INCLUDE["verify"] = MAY_INCLUDE["engine"] | {"engine"}
 MAY_INCLUDE["train"] = MAY_INCLUDE["measure"] | {"measure"}
+MAY_INCLUDE["verify"] = MAY_INCLUDE["train"] | {"train"}
 MAY_INCLUDE["cli"] = set(MAY_INCLUDE)
 WITHOUT_LIBTORCH = {"base", "tree", "plan", "data", "config", "inspect"}
 MAY_INCLUDE["python"] = set(WITHOUT_LIBTORCH)

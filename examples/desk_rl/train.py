@@ -14,12 +14,16 @@ questions, sampled as in training.
 
 Everything runs once for each --strategy, side by side from the same start: on trees, and with nothing shared (packing).
 The curves are the same but for rounding; the seconds of training are not.
+
+Several processes, as `torchrun --nproc-per-node 2 examples/desk_rl/train.py` starts them, divide sampling and training.
 """
 
 import argparse
 import json
 import math
+import os
 import random
+import sys
 import tempfile
 import time
 from pathlib import Path
@@ -68,6 +72,31 @@ def parse_arguments(given=None):
     return arguments
 
 
+def process_group():
+    """The processes that torchrun has started, of which the first one prints; None: there is one."""
+    if int(os.environ.get("WORLD_SIZE", "1")) == 1:
+        return None
+    import torch.distributed as dist
+
+    dist.init_process_group("gloo")
+    if dist.get_rank() > 0:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return dist.group.WORLD
+
+
+def made_by_first(group, folder, make):
+    """The folder that the first process has made: its own."""
+    if group is None or group.rank() == 0:
+        make(folder)
+    if group is None:
+        return folder
+    import torch.distributed as dist
+
+    folders = [folder]
+    dist.broadcast_object_list(folders)
+    return folders[0]
+
+
 def make_model(folder, arguments):
     """A small Qwen3 with random weights, as a Hugging Face folder."""
     import torch
@@ -90,10 +119,10 @@ def talk_row(talk):
             "loss_mask": [int(is_teacher) for words, is_teacher in talk for _ in words]}  # fmt: skip
 
 
-def imitate(folder, arguments):
-    """The start: SFT on the teacher's talks. Saves the model in FOLDER/start."""
-    engine = espalier.Engine(folder / "random", dtype=arguments.dtype, threads=arguments.threads,
-                             learning_rate=arguments.sft_learning_rate)  # fmt: skip
+def imitate(random_model, arguments, group):
+    """The start: SFT on the teacher's talks. Saves the model beside the random one."""
+    engine = espalier.Engine(random_model, dtype=arguments.dtype, threads=arguments.threads,
+                             learning_rate=arguments.sft_learning_rate, process_group=group)  # fmt: skip
     rng = random.Random(f"teacher {arguments.seed}")
     began = time.perf_counter()
     for step in range(arguments.sft_steps):
@@ -105,8 +134,9 @@ def imitate(folder, arguments):
         if (step + 1) % 100 == 0 or step + 1 == arguments.sft_steps:
             print(f"imitation: step {step + 1} of {arguments.sft_steps}, loss {loss:.3f}", flush=True)
     print(f"imitation: {time.perf_counter() - began:.0f} seconds", flush=True)
-    engine.save(folder / "start")
-    return folder / "start"
+    start = random_model.with_name("start")
+    engine.save(start)
+    return start
 
 
 def roll_out(engine, questions, branches, seed):
@@ -145,11 +175,11 @@ def mean_reward(rows):
 class Learner:
     """A model that learns by one strategy, and what is known of its course."""
 
-    def __init__(self, start, strategy, arguments):
+    def __init__(self, start, strategy, arguments, group=None):
         self.strategy = strategy
         self.arguments = arguments
         self.engine = espalier.Engine(start, dtype=arguments.dtype, threads=arguments.threads, strategy=strategy,
-                                      learning_rate=arguments.learning_rate)  # fmt: skip
+                                      learning_rate=arguments.learning_rate, process_group=group)  # fmt: skip
         self.seconds = {"sampling": 0.0, "training": 0.0}
         self.tokens = {"flat": 0, "encoded": 0}
         self.curve = []
@@ -206,11 +236,12 @@ def write_curve(path, learners):
 
 def main(given=None):
     arguments = parse_arguments(given)
+    group = process_group()
+    writes = arguments.out and (group is None or group.rank() == 0)
     with tempfile.TemporaryDirectory() as scratch:
-        folder = Path(scratch)
-        make_model(folder / "random", arguments)
-        start = imitate(folder, arguments)
-        learners = [Learner(start, strategy, arguments) for strategy in arguments.strategy]
+        model = made_by_first(group, Path(scratch) / "random", lambda folder: make_model(folder, arguments))
+        start = imitate(model, arguments, group)
+        learners = [Learner(start, strategy, arguments, group) for strategy in arguments.strategy]
         for learner in learners:
             learner.measure(0)
         for iteration in range(1, arguments.iterations + 1):
@@ -218,7 +249,7 @@ def main(given=None):
             if iteration % arguments.eval_every == 0 or iteration == arguments.iterations:
                 for learner, reward in zip(learners, rewards, strict=True):
                     learner.measure(iteration, reward)
-                if arguments.out:  # what a run that is stopped has found
+                if writes:  # what a run that is stopped has found
                     write_curve(arguments.out, learners)
         summary(learners)
         if arguments.out:

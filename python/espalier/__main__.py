@@ -44,14 +44,15 @@ def _library_path(folder: Path) -> dict[str, str]:
 
 
 def _is_rank(arguments: list[str]) -> bool:
-    """Whether torchrun has started this process as one of several that train together."""
-    trains = arguments[:1] in (["train"], ["rerun"]) and not {"-h", "--help"} & set(arguments)
-    return trains and "LOCAL_RANK" in os.environ and int(os.environ.get("WORLD_SIZE", "1")) > 1
+    """Whether torchrun has started this process as one of several that divide the work of a command."""
+    is_divided = bool({*arguments[:1]} & {"train", "rerun", "logprobs", "sample", "verify"})
+    return (is_divided and not {"-h", "--help"} & set(arguments) and "LOCAL_RANK" in os.environ
+            and int(os.environ.get("WORLD_SIZE", "1")) > 1)  # fmt: skip
 
 
 def main() -> NoReturn:
     """Becomes the program. Commands written in Python run in this interpreter, unless ESPALIER_PYTHON names another. A rank
-    that trains stays in this process, which has the process group."""
+    stays in this process, which has the process group."""
     program, variables = _program()
     environment = {**os.environ, **variables}
     if _is_rank(sys.argv[1:]):

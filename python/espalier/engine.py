@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """The trainer of the command line, called from Python."""
 
+import contextlib
 import dataclasses
 import os
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -54,8 +55,8 @@ class Engine:
         objective: The loss of `forward_backward` calls that name none. Default: "sft".
         process_group: Ranks that train together, as torchrun starts them: torch.distributed.group.WORLD, for example. All make
             the same calls with the same rows. `forward_backward` computes this rank's share of the rows and adds gradients up,
-            so that loss, metrics and gradients are those of one process; `save` writes one checkpoint, by rank 0. Each rank
-            has its part of the optimiser's state. Default: none.
+            so that loss, metrics and gradients are those of one process. `logprobs` and `sample` are divided, and all ranks get
+            all results. `save` writes one checkpoint, by rank 0. Each rank has its part of the optimiser's state. Default: none.
         **options: Any field of `config` and `lora`, such as `learning_rate=1e-5`, in place of theirs.
 
     Raises:
@@ -95,6 +96,10 @@ class Engine:
         self._objective = ObjectiveConfig() if objective is None else objective
         self._path = os.fspath(path)
         group = "" if process_group is None else process_group.group_name
+        if group:
+            from .distributed.watch import watch_ranks
+
+            watch_ranks()
         self._engine = native.Engine(self._path, named_texts(chosen), group, adapters)
         self._adapter = Adapter(self._engine, self._engine.adapter) if _makes_adapter(chosen) else None
         self._options = {**dataclasses.asdict(EngineConfig()), **chosen}
@@ -238,18 +243,21 @@ class Engine:
             >>> abs(own["loss"] - metrics["loss"]) < 1e-12
             True
         """
-        found = _rows(rows, self._engine.vocab_size)
-        chosen = None if indices is None else [whole_number(index) for index in indices]
         objective = self._objective if objective is None else objective
+        with self._with_other_ranks():
+            found = _rows(rows, self._engine.vocab_size)
+            chosen = None if indices is None else [whole_number(index) for index in indices]
+            named: Mapping[str, Any] = {}
+            if not callable(objective):
+                named = objective.given() if isinstance(objective, ObjectiveConfig) else {"objective": objective}
+            elif refused := [name for name in options if name not in _BESIDE_A_FUNCTION]:
+                raise InputError(f"{refused[0]}: expected no such option beside a function, which computes the loss itself; "
+                                 f"received {options[refused[0]]!r}")  # fmt: skip
+            given = named_texts({**named, **options})
         if not callable(objective):
-            named = objective.given() if isinstance(objective, ObjectiveConfig) else {"objective": objective}
-            return dict(self._engine.forward_backward(found, chosen, named_texts({**named, **options}), None, progress))
-        for name in options:
-            if name not in _BESIDE_A_FUNCTION:
-                raise InputError(f"{name}: expected no such option beside a function, which computes the loss itself; "
-                                 f"received {options[name]!r}")  # fmt: skip
+            return dict(self._engine.forward_backward(found, chosen, given, None, progress))
         function = LossFunction(objective)
-        metrics = dict(self._engine.forward_backward(found, chosen, named_texts(options), function, progress))
+        metrics = dict(self._engine.forward_backward(found, chosen, given, function, progress))
         return {**metrics, **function.metrics}
 
     def optim_step(self, learning_rate: float | None = None, *, beta1: float | None = None, beta2: float | None = None,
@@ -330,7 +338,8 @@ class Engine:
         return [TopLogprobs(*row) for row in zip(*self._logprobs(rows, k, progress), strict=True)]
 
     def _logprobs(self, rows: Data, k: int, progress: Callable[[int, int], object] | None) -> list[list[NDArray[Any]]]:
-        found = _rows(rows, self._engine.vocab_size)
+        with self._with_other_ranks():
+            found = _rows(rows, self._engine.vocab_size)
         logprobs, ids, values = self._engine.logprobs(found, k, progress)
         if self._options["dtype"] != "float64":
             logprobs, values = logprobs.astype(np.float32), values.astype(np.float32)
@@ -394,12 +403,13 @@ class Engine:
             >>> abs(engine.forward_backward(rows, "grpo")["ratio_mean"] - 1) < 1e-5
             True
         """
-        found = _rows(prompts, self._engine.vocab_size)
         own = {"samples": samples, "max_new_tokens": max_new_tokens, "temperature": temperature, "top_k": top_k, "top_p": top_p,
                "stop_ids": None if stop_ids is None else list(stop_ids), "seed": seed, "whole_rows": whole_rows,
                "batch_size": batch_size, "token_budget": token_budget}  # fmt: skip
-        given = {name: value for name, value in own.items() if value is not None}
-        call, each = options_of_prompts(params, given, self._samplings, len(found))
+        with self._with_other_ranks():
+            found = _rows(prompts, self._engine.vocab_size)
+            given = {name: value for name, value in own.items() if value is not None}
+            call, each = options_of_prompts(params, given, self._samplings, len(found))
         rows = self._engine.sample(found, call, each, progress, None if watch is None else watched(watch))
         self._samplings += 1
         return [rows[number] for number in range(len(rows))]
@@ -482,6 +492,15 @@ class Engine:
     def learning_rate(self) -> float:
         """Of steps that are given none."""
         return float(self._options["learning_rate"])
+
+    @contextlib.contextmanager
+    def _with_other_ranks(self) -> Iterator[None]:
+        """What comes before a call that all ranks make: an error of one is raised on all."""
+        try:
+            yield
+        except Exception as error:
+            self._engine.fail(f"{type(error).__name__}: {error}")
+            raise
 
     def __repr__(self) -> str:
         engine = self._engine

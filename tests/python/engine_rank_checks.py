@@ -31,11 +31,20 @@ def calls_are_those_of_one_process(rank):
         assert worst_error(many.gradients(), one.gradients()) < 10 * EXACT
         one.optim_step(1e-2)
         many.optim_step(1e-2)
-    assert max(np.abs(a - b).max() for a, b in zip(one.logprobs(rows), many.logprobs(rows))) < 1e-11
     folder = Path(MODEL).parent / f"saved by {rank.size}"
     many.save(folder)
     one.load(folder)
     assert all(np.array_equal(a, b) for a, b in zip(one.logprobs(rows), many.logprobs(rows)))
+    for prompts in ([[5, 6, 7], [5, 6, 8], [9], [5, 6, 7, 8]], [[3]]):  # of one prompt, too: other ranks have none
+        expected, found = (each.sample(prompts, samples=3, max_new_tokens=9, seed=4) for each in (one, many))
+        assert len(found) == len(expected)
+        for mine, its in zip(found, expected):
+            assert np.array_equal(mine["input_ids"], its["input_ids"]) and mine["trajectory_id"] == its["trajectory_id"]
+            assert np.abs(mine["logprobs"] - its["logprobs"]).max() < 1e-11
+        logprobs = b"".join(row["logprobs"].tobytes() for row in found)
+        everyone = [b""] * rank.size
+        dist.all_gather_object(everyone, logprobs)
+        assert set(everyone) == {logprobs}
 
 
 def an_error_of_one_is_one_of_all(rank):
@@ -47,6 +56,20 @@ def an_error_of_one_is_one_of_all(rank):
         many.forward_backward([*rows, [7, 8]] if rank.rank == 1 else rows)
     with pytest.raises(espalier.InputError, match="expected a name with a process group"):
         many.forward_backward(rows, lambda logprobs, positions: sum(each.sum() for each in logprobs))
+    file = Path(MODEL).parent / "bad.jsonl"
+    for call in (many.forward_backward, many.logprobs, many.sample):
+        if rank.rank == 1:
+            file.write_text('{"input_ids": [1, "two"]}\n')
+        with pytest.raises(espalier.InputError, match=r"bad.jsonl:1: .*input_ids") as raised:
+            call(file if rank.rank == 1 else rows)
+        assert rank.rank == 1 or str(raised.value).startswith("rank 1: ")
+    for call in (many.logprobs, many.sample):
+        with pytest.raises(espalier.InputError, match="received 1000"):
+            call([*rows, [1, 1000]] if rank.rank == 1 else rows)
+        with pytest.raises(espalier.InputError, match="expected the same on all ranks"):
+            call([*rows, [7, 8]] if rank.rank == 1 else rows)
+    with pytest.raises(espalier.InputError, match="prompts and seed"):
+        many.sample(rows, seed=rank.rank)
     assert many.gradients() == {}
     assert many.forward_backward(rows)["loss"] == pytest.approx(engine().forward_backward(rows)["loss"], rel=EXACT)
 

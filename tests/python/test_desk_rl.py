@@ -3,15 +3,19 @@
 
 import importlib
 import json
+import os
 import random
 import re
+import subprocess
 import sys
 from xml.etree import ElementTree
 
 import numpy as np
 import pytest
+from safetensors.numpy import load_file
 
 from conftest import REPOSITORY, seed_of
+from rank_processes import ENVIRONMENT
 
 TINY = ["--iterations", "2", "--sft-steps", "2", "--sft-batch", "4", "--hidden-size", "16", "--layers", "1", "--questions", "2",
         "--branches", "2", "2", "--eval-questions", "3", "--eval-every", "1", "--dtype", "float64", "--seed", str(seed_of(3))]  # fmt: skip
@@ -150,6 +154,40 @@ def test_it_runs_and_the_same_seed_learns_the_same(programs, generous, tmp_path,
     assert weights[0] == weights[1]
     other = train.main([*TINY[:-1], str(seed_of(4)), "--strategy", "tree-packing", "--save", str(tmp_path / "other")])  # negative control
     assert len(other) == 1 and (tmp_path / "other/model.safetensors").read_bytes() != weights[0]
+
+
+PROGRAM = """
+import sys
+
+sys.path.insert(0, sys.argv[1])
+import desk
+import train
+
+strict = desk.Question.reply
+desk.Question.reply = lambda question, call: (
+    lambda result, reward: (result, sum(desk.ids_of(call)) % 3 / 2 if reward == 0 else reward))(*strict(question, call))
+train.main(sys.argv[2:])
+"""
+
+
+def test_processes_learn_what_one_learns(programs, generous, tmp_path):
+    train = programs["train"]
+    flags = [*TINY, "--strategy", "tree-packing"]
+    (one,) = train.main([*flags, "--save", str(tmp_path / "one")])
+    (tmp_path / "program.py").write_text(PROGRAM)
+    done = subprocess.run(
+        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", tmp_path / "program.py",
+         REPOSITORY / "examples/desk_rl", *flags, "--out", tmp_path / "two.jsonl", "--save", tmp_path / "two"],
+        env={**os.environ, "PYTHONPATH": str(REPOSITORY / "python"), **ENVIRONMENT}, capture_output=True, text=True)  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("iteration 2, success") == 1  # one of them tells of it
+    two = [json.loads(line) for line in (tmp_path / "two.jsonl").read_text().splitlines()]
+    assert len({point["reward"] for point in one}) > 1 and one[-1]["flat_tokens"] > 0
+    for mine, its in zip(two, one, strict=True):
+        for name in ("iteration", "success", "reward", "flat_tokens"):
+            assert mine[name] == its[name], name
+    ours, theirs = (load_file(tmp_path / name / "model.safetensors") for name in ("two", "one"))
+    assert max(np.abs(ours[name] - value).max() for name, value in theirs.items()) < 1e-10
 
 
 def test_the_picture(programs, tmp_path, capsys):

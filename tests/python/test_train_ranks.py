@@ -27,6 +27,13 @@ def flags(model, rows, out, *more):
     return ["--model", str(model), source, str(rows), "--out", str(out), *FLAGS, *map(str, more)]
 
 
+VERIFIED = ["--objective", "grpo", "--strategy", "partition", "--json"]
+
+
+def commands(name, model, rows, *more):
+    return [name, "--model", str(model), "--data", str(rows), "--dtype", "float64", "--token-budget", "24", *map(str, more)]
+
+
 def rows_with_loss(seed):
     """Of which every one has a step of its own where need be."""
     rows = [row for row in random_rows(seed, "grpo") if len(row["input_ids"]) > 1]
@@ -75,12 +82,19 @@ def followed(folder):
 
 
 @pytest.fixture(scope="module")
-def found(folder, inputs, followed):
+def teacher(folder, espalier):
+    return init_model(espalier, folder / "teacher", "llama")
+
+
+@pytest.fixture(scope="module")
+def found(folder, inputs, followed, teacher):
     model, rows, held_out = inputs
     evaluates = ["--eval-data", held_out, "--eval-every", 2]
     job = lambda name, ranks, out, *more, **other: {
         "name": name, "arguments": [["train", *flags(model, rows, folder / out, *more)]] * ranks, **other}
     long = ["--steps", 1_000_000]
+    teaches = ["--reference-model", teacher, "--kl-coef", 0.1]
+    divided = lambda name, ranks, *more: {"name": name, "arguments": [commands(name, model, rows, *more)] * ranks}
     of_each = lambda out, files: [["train", *flags(model, file, folder / out, *long)] for file in files]
     bad = write_rows(folder / "bad.jsonl", [*rows_with_loss(7), {"input_ids": [1, 2, 1000], "advantage": 1.0}])
     other = write_rows(folder / "other.jsonl", rows_with_loss(9))
@@ -94,6 +108,11 @@ def found(folder, inputs, followed):
         job("background", 2, "background", "--steps", STEPS, "--save-in-background", *evaluates),
         job("stopped", 2, "stopped", *long, signal=[1, int(signal.SIGTERM), "step 3/"]),
         job("killed", 2, "killed", *long, signal=[1, int(signal.SIGKILL), "step 3/"]),
+        job("reference", 2, "reference", "--steps", 2, *teaches),
+        job("reference, resumed", 3, "reference", "--steps", STEPS, "--resume", *teaches),
+        divided("logprobs", 2, "--top-k", 3, "--entropies", "-o", folder / "logprobs of 2.jsonl"),
+        divided("sample", 3, "--samples", 2, "--max-new-tokens", 6, "-o", folder / "sampled by 3.jsonl"),
+        divided("verify", 2, *VERIFIED),
         {"name": "bad row", "arguments": of_each("bad", (rows, bad))},
         {"name": "other rows", "arguments": of_each("others", (rows, rows, other))},
         {"name": "follows", "arguments": [["train", *flags(model, followed[0], folder / "follows", *long)]] * 2},
@@ -182,6 +201,42 @@ def test_ranks_with_other_rows_are_found(found):
     assert statuses == [1, 1, 1]
     for output in outputs:
         assert "the settings and data of the run: expected the same on all ranks" in output, outputs
+
+
+def test_a_reference_is_divided(found, folder, inputs, teacher, espalier):
+    """By other numbers of ranks to the same bits, which a resumed run needs."""
+    assert found["reference"][0] == [0, 0] and found["reference, resumed"][0] == [0, 0, 0], found
+    model, rows, _ = inputs
+    espalier("train", *flags(model, rows, folder / "reference of one", "--steps", STEPS, "--reference-model", teacher,
+                             "--kl-coef", 0.1))  # fmt: skip
+    read = lambda run: (folder / run / "ref_logprobs.safetensors").read_bytes()
+    assert read("reference") == read("reference of one")
+    expected = weights(folder / "reference of one")
+    for key, value in weights(folder / "reference").items():
+        assert np.abs(value - expected[key]).max() < 1e-12, key
+    assert "computed, stored in" in found["reference"][1][0] and "from" in found["reference, resumed"][1][0]
+
+
+def test_commands_are_divided(found, folder, inputs, espalier):
+    model, rows, _ = inputs
+    for name in ("logprobs", "sample", "verify"):
+        statuses, outputs = found[name]
+        assert set(statuses) == {0}, outputs
+        assert outputs[0] and not any("prompts" in output or "encoded" in output for output in outputs[1:])
+    for name, file, *more in (("logprobs", "logprobs of 2.jsonl", "--top-k", 3, "--entropies"),
+                              ("sample", "sampled by 3.jsonl", "--samples", 2, "--max-new-tokens", 6)):
+        espalier(*commands(name, model, rows, *more, "-o", folder / "of one.jsonl"))
+        ours, theirs = ([json.loads(line) for line in path.read_text().splitlines()] for path in (folder / file, folder / "of one.jsonl"))
+        if name == "logprobs":
+            assert ours == theirs and ours[0]["topk_ids"]
+        for mine, its in zip(ours, theirs, strict=True):
+            assert mine.get("input_ids") == its.get("input_ids")
+            assert mine["logprobs"][1:] == pytest.approx(its["logprobs"][1:], abs=1e-11)
+    printed = found["verify"][1][0]
+    report = json.loads(printed[printed.index("{\n"):])
+    one = json.loads(espalier(*commands("verify", model, rows, *VERIFIED)).stdout)
+    assert report["passed"] and report["tree_tokens"] == one["tree_tokens"] and report["loss"] == pytest.approx(one["loss"], rel=1e-12)
+    assert report["encoded_tokens"] > one["encoded_tokens"]  # prefixes of divided trees
 
 
 def test_a_run_is_repeated_by_as_many_ranks_alone(found, folder):

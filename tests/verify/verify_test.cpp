@@ -6,6 +6,7 @@
 #include "espalier/base/check.h"
 #include "espalier/data/builder.h"
 #include "tests/base/scratch_folder.h"
+#include "tests/distributed/thread_ranks.h"
 #include "tests/engine/tiny_models.h"
 #include "tests/objective/random_objective.h"
 #include "tests/ops/gemm/forced_products.h"
@@ -108,6 +109,60 @@ TEST_P(VerifyTest, PassesInFloat64UnderEveryPlan) {
                   plan.strategy == Strategy::kSequencePacking ? report.flat_tokens : report.tree_tokens);
       }
     }
+  }
+}
+
+/// Ranks whose sums are never made.
+class Unsummed : public Group {
+ public:
+  explicit Unsummed(const Group& ranks) : ranks_(ranks) {}
+  int64_t rank() const override { return ranks_.rank(); }
+  int64_t size() const override { return ranks_.size(); }
+  std::vector<std::string> gather(const std::string& bytes) const override { return ranks_.gather(bytes); }
+  void add_up(const std::vector<at::Tensor>&) const override {}
+
+ private:
+  const Group& ranks_;
+};
+
+/// What each of several ranks reports.
+std::vector<VerifyReport> verify_on_ranks(const Trajectories& trajectories, VerifyOptions options,
+                                          int64_t ranks, bool summed = true) {
+  std::vector<VerifyReport> reports(ranks);
+  const std::vector<std::string> thrown = ThreadRanks(ranks).run([&](const Group& group) {
+    const Unsummed unsummed(group);
+    VerifyOptions own = options;
+    own.group = summed ? &group : &unsummed;
+    reports[group.rank()] = verify(trajectories, own);
+  });
+  for (const std::string& error : thrown) EXPECT_EQ(error, "");
+  return reports;
+}
+
+TEST_P(VerifyTest, PassesOnSeveralRanks) {
+  const Trajectories trajectories = rows_to_verify(true);
+  for (const int64_t ranks : {2, 3, 20}) {  // 20: some without rows
+    VerifyOptions run = options(at::kDouble);
+    run.plan = {Strategy::kPartition, 7};
+    if (ranks == 2) run.objective.kind = ObjectiveKind::kGrpo;
+    const VerifyReport one = verify(trajectories, run);
+    const std::vector<VerifyReport> reports = verify_on_ranks(trajectories, run, ranks);
+    for (const VerifyReport& report : reports) {
+      EXPECT_TRUE(report.passed) << ranks << " ranks: " << to_json(report).dump();
+      EXPECT_LE(report.grad_rel_error_max, 1e-12);
+      EXPECT_EQ(report.flat_tokens, one.flat_tokens);
+      EXPECT_EQ(report.tree_tokens, one.tree_tokens);
+      EXPECT_GE(report.encoded_tokens, one.tree_tokens);
+      EXPECT_EQ(to_json(report).dump(), to_json(reports[0]).dump());
+    }
+  }
+}
+
+TEST_P(VerifyTest, FailsOnEveryRankWithoutTheSums) {
+  for (const VerifyReport& report :
+       verify_on_ranks(rows_to_verify(false), options(at::kDouble), 2, /*summed=*/false)) {
+    EXPECT_FALSE(report.passed);
+    EXPECT_GT(report.grad_rel_error_max, 1e-3);
   }
 }
 

@@ -7,7 +7,7 @@ import sys
 import threading
 from datetime import timedelta
 
-from torch.distributed import Store
+from torch.distributed import PrefixStore, Store
 
 SECONDS_BETWEEN = 0.5  # looks at the store
 SECONDS_TO_LEAVE = 3.0  # for a rank that has heard of a failure, before its process is ended
@@ -19,8 +19,9 @@ class Alarm:
     `failure` is what is wrong, as text; if the step has not been left soon, this rank hangs in a collective, which nothing
     in Python can interrupt: its process prints the failure and ends with status 1."""
 
-    def __init__(self, store: Store, rank: int, size: int) -> None:
-        self._store, self._rank, self._size = store, rank, size
+    def __init__(self, store: Store, rank: int, size: int, name: str) -> None:
+        self.store = store
+        self._store, self._rank, self._size = PrefixStore(name, store), rank, size
         self._is_over = threading.Event()
         self.failure: str | None = None
         self._thread = threading.Thread(target=self._watch, name="espalier alarm", daemon=True)
@@ -30,6 +31,10 @@ class Alarm:
 
     def on_failure(self, failure: str) -> None:
         """Called in the thread that has heard of it."""
+
+    def on_lost_store(self, error: Exception) -> None:
+        """Called likewise, where nothing more can be heard."""
+        self.failure = self.failure or f"the store of the process group is gone: {error}"
 
     def is_stuck(self) -> bool:
         """Whether this rank, which has heard of a failure, will not leave the step by itself."""
@@ -59,7 +64,9 @@ class Alarm:
                 self.failure = self._store.get("failure").decode()
                 self._store.set(f"heard {self._rank}", "")
             except Exception as error:
-                self.failure = self.failure or f"the store of the process group is gone: {error}"
+                self.on_lost_store(error)
+                if self.failure is None:
+                    return
             self.on_failure(self.failure)
             while not self._is_over.wait(SECONDS_TO_LEAVE):
                 if self.is_stuck():

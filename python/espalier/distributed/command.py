@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`espalier train` and `espalier rerun` as a rank of torchrun: Python makes the process group, and the trainer runs in this
+"""Commands (`espalier train` and others) as a rank of torchrun: Python makes the process group, and the command runs in this
 process."""
 
 import os
@@ -20,7 +20,7 @@ def main(arguments: Sequence[str], version: str) -> NoReturn:
     has_nccl = torch.cuda.is_available() and dist.is_nccl_available()
     dist.init_process_group("cpu:gloo,cuda:nccl" if has_nccl else "gloo")
     store = dist.distributed_c10d._get_default_store()  # which has no public name
-    alarm = RunAlarm(dist.PrefixStore("espalier train", store), dist.get_rank(), dist.get_world_size())
+    alarm = RunAlarm(store, dist.get_rank(), dist.get_world_size(), "espalier train")
     alarm.start()
     try:
         status = native.run_on_rank(list(arguments), dist.group.WORLD.group_name, version)  # type: ignore[union-attr]

@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 
 from ..errors import InputError
+from . import watch
 from .alarm import Alarm
 
 FIRST_BYTES = 1024  # of a message; what is longer takes a second exchange
@@ -51,7 +52,7 @@ class Meeting:
     def alarm(self, step: int) -> Alarm:
         """The Alarm of a step, the same one on all ranks."""
         store = dist.distributed_c10d._get_default_store()  # which has no public name
-        return Alarm(dist.PrefixStore(f"espalier {self._number} {step}", store), self.rank, self.size)
+        return Alarm(store, self.rank, self.size, f"espalier {self._number} {step}")
 
     def meet(self, place: str, failure: str | None = None, **message: Any) -> list[dict[str, Any]]:
         """The messages of all ranks, dicts of what JSON can hold, by rank. Raises RankError on all ranks where they are
@@ -59,7 +60,13 @@ class Meeting:
         if self._group is None:
             raise InputError("Ranks: expected a call before close(), received one after it")
         began = time.perf_counter()
-        messages = [json.loads(text) for text in self._exchange(json.dumps([place, failure, message]))]
+        try:
+            with watch.waiting():
+                messages = [json.loads(text) for text in self._exchange(json.dumps([place, failure, message]))]
+        except RuntimeError as error:  # of what the end of another process breaks
+            if heard := watch.heard_failure():
+                raise RankError(heard) from error
+            raise
         self.waited += time.perf_counter() - began
         _check_failures([failure for _, failure, _ in messages])
         check_equal("order", [place for place, _, _ in messages])

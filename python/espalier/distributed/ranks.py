@@ -17,6 +17,7 @@ from .meeting import Meeting, check_equal
 from .replicas import Replicated
 from .share import Share, share_of
 from .step import RankStep
+from .watch import watch_ranks
 
 MODES = ("gathered", "zero3")
 
@@ -59,6 +60,7 @@ class Ranks:
         if not dist.is_available() or not dist.is_initialized():
             raise Unsupported("Ranks: expected a process group, found none; start the program by torchrun and call "
                               "torch.distributed.init_process_group first")  # fmt: skip
+        watch_ranks()
         self._meeting = Meeting()
         weakref.finalize(self, self._meeting.close).atexit = False
         self.rank, self.size = self._meeting.rank, self._meeting.size

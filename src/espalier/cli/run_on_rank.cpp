@@ -17,9 +17,15 @@
 namespace espalier::cli {
 namespace {
 
+Command command_of(const std::string& name, const Group* group, const std::string& version) {
+  if (name == "logprobs") return logprobs_command(group);
+  if (name == "sample") return sample_command(group);
+  if (name == "verify") return verify_command(group);
+  return (name == "rerun" ? rerun_command : train_command)([version] { return version; }, group);
+}
+
 int run(const std::vector<std::string>& arguments, const Group& group, const std::string& version) {
-  const auto make = arguments.front() == "rerun" ? rerun_command : train_command;
-  Command command = make([version] { return version; }, &group);
+  Command command = command_of(arguments.front(), &group, version);
   // Arguments that ask for help are those of a process by itself.
   if (!set_options(&command, {arguments.begin() + 1, arguments.end()})) return 0;
   const int exit_code = command.run(command.options);

@@ -107,14 +107,15 @@ StepResult forward_backward(const Model& model, const Step& step, const Loss& lo
                             const MicroBatchProgress& progress = {});
 
 /// Writes the log-probability of every term of the step given all tokens before it, by flat index
-/// offsets[row] + position; other entries are not changed.
+/// offsets[row] + position; other entries are not changed. Several ranks, whose entries are 0 before, divide
+/// the micro-batches of the step, the same on all; all get all values, the bits of one process.
 void compute_logprobs(const Model& model, const Trajectories& trajectories, const Step& step,
-                      std::vector<double>* logprobs, const MicroBatchProgress& progress = {});
+                      std::vector<double>* logprobs, const MicroBatchProgress& progress = {},
+                      const Group& group = alone());
 
-/// Throws InputError unless `values` [N] of tokens, but for first ones, are finite. `what`:
-/// "log-probability".
-void check_token_values(const Trajectories& trajectories, const std::vector<double>& values,
-                        const std::string& what, const std::string& where = "");
+/// Throws InputError, naming what they are, unless the values [N] of all tokens but first ones are finite.
+void check_finite(const Trajectories& trajectories, const std::vector<double>& values,
+                  const std::string& what = "log-probability");
 
 /// An evaluation whose forward passes are done, those of this rank's share. The loss must outlive it.
 struct PendingEvaluation {

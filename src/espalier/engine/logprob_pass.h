@@ -8,6 +8,7 @@
 #include <memory>
 #include <vector>
 
+#include "espalier/distributed/group.h"
 #include "espalier/engine/batch.h"
 #include "espalier/engine/engine.h"
 #include "espalier/engine/forward.h"
@@ -51,6 +52,10 @@ struct TermValues {
   }
 };
 
+/// Of the micro-batches in `runs`, with those above them, the ones of this rank: every R-th root, and what is
+/// below it. Throws RankError unless all ranks have the same step.
+std::vector<bool> part_of_rank(const Step& step, std::vector<bool> runs, const Group& group);
+
 /// Forward passes without gradients. Calls visit(m, batch, forwarded) for micro-batches with terms, and
 /// entered(m) for all.
 template <class Visit, class Entered>
@@ -75,11 +80,13 @@ void for_each_logprobs(const LogprobPass& pass, const Visit& visit, const Entere
   walk(pass.step, pass.runs, enter, [&](int64_t m) { frames[m].reset(); });
 }
 
-/// The same of the micro-batches with loss, whose progress is told. Returns how many tokens were encoded.
+/// The same of the micro-batches with loss, the part of this rank, whose progress is told. Returns how many
+/// tokens were encoded.
 template <class Visit>
 int64_t for_each_logprobs(const Model& model, const Step& step, const Loss& loss, Entropies entropies,
-                          const MicroBatchProgress& progress, const Visit& visit) {
-  const std::vector<bool> runs = micro_batches_with_loss(step);
+                          const MicroBatchProgress& progress, const Visit& visit,
+                          const Group& group = alone()) {
+  const std::vector<bool> runs = part_of_rank(step, micro_batches_with_loss(step), group);
   const auto upcast = upcast_weights(runs);
   const auto total = static_cast<int64_t>(runs.size());
   int64_t done = 0, tokens = 0;

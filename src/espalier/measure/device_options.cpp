@@ -22,7 +22,7 @@ at::Device chosen_device(const std::string& name) {
 
 }  // namespace
 
-Machine DeviceOptions::open() const {
+Machine DeviceOptions::open(const Group& group) const {
   Machine machine{.device = chosen_device(device)};
   if (machine.device.is_cuda()) {
     machine.kernels.cuda = with_environment(prove_kernels(machine.device.index()));
@@ -30,7 +30,8 @@ Machine DeviceOptions::open() const {
   open_device(machine.device, deterministic);
   if (machine.device.is_cpu()) {
     const auto note = [](const std::string& text) { log_line("espalier: {}", text); };
-    machine.kernels.products = decide_products(product_features(), cache_folder(), note).choice;
+    const ProductChoice own = decide_products(product_features(), cache_folder(), note).choice;
+    machine.kernels.products = parse_product_choice(group.gather(to_string(own)).front());
   }
   return machine;
 }

@@ -4,6 +4,7 @@
 
 #include <c10/core/Device.h>
 
+#include "espalier/distributed/group.h"
 #include "espalier/measure/device_flags.h"
 #include "espalier/ops/kernel_choice.h"
 
@@ -17,9 +18,9 @@ struct Machine {
 
 struct DeviceOptions : DeviceFlags {
   /// Opens the device (runtime/device.h). Chooses the kernels that have passed their checks and the products
-  /// of decide_products, as changed by the environment, which is read here. Call before anything else of
-  /// LibTorch.
-  Machine open() const;
+  /// of decide_products, as changed by the environment, which is read here; of several ranks, those of the
+  /// first. Call before anything else of LibTorch.
+  Machine open(const Group& group = alone()) const;
 };
 
 /// --threads, which LibTorch's number of threads becomes when it is set.

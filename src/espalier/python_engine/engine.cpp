@@ -189,8 +189,8 @@ struct Trained {
 struct Engine::State {
   /// In the scope of the machine's kernels.
   State(const fs::path& model, const EngineOptions& given, const Machine& machine,
-        const std::string& process_group, bool only_adapters)
-      : ranks(process_group.empty() ? nullptr : espalier::process_group(process_group)),
+        std::unique_ptr<Group> process_group, bool only_adapters)
+      : ranks(std::move(process_group)),
         group(ranks ? *ranks : alone()),
         options(given),
         device(machine.device),
@@ -366,9 +366,11 @@ Engine::Engine(const fs::path& model, const NamedTexts& options, const std::stri
                bool only_adapters)
     : state_(plainly([&] {
         const EngineOptions parsed = parse_engine_options(options);
-        const Machine machine = parsed.device.open();
+        std::unique_ptr<Group> ranks =
+            process_group.empty() ? nullptr : espalier::process_group(process_group);
+        const Machine machine = parsed.device.open(ranks ? *ranks : alone());
         const KernelScope scope(machine.kernels);
-        return std::make_unique<State>(model, parsed, machine, process_group, only_adapters);
+        return std::make_unique<State>(model, parsed, machine, std::move(ranks), only_adapters);
       })) {}
 
 Engine::~Engine() = default;
@@ -472,20 +474,31 @@ Metrics Engine::optim_step(const NamedTexts& settings) {
   });
 }
 
+void Engine::fail(const std::string& message) {
+  state_->call([&] {
+    try {
+      state_->group.together([&]() -> bool { throw InputError(message); });
+    } catch (const InputError&) {  // the caller throws its own
+    }
+  });
+}
+
 TokenLogprobs Engine::logprobs(const Trajectories& rows, int64_t top_k, const Progress& progress) {
   return state_->call([&] {
-    state_->check_whole();
-    state_->check_rows(rows, rows_of(rows, std::nullopt));
     const PlanCosts costs = state_->costs(*make_objective(ObjectiveOptions{}));
-    const Step step = make_step(rows, {.plan = state_->options.planning.options(rows),
-                                       .costs = &costs,
-                                       .terms = TermChoice::kAll,
-                                       .child_order = state_->child_order()});
-    TokenDistributions found =
-        compute_distributions(state_->now->decoder(), rows, step, {.top_k = top_k}, progress);
+    const Step step = state_->group.together([&] {
+      state_->check_whole();
+      state_->check_rows(rows, rows_of(rows, std::nullopt));
+      return make_step(rows, {.plan = state_->options.planning.options(rows),
+                              .costs = &costs,
+                              .terms = TermChoice::kAll,
+                              .child_order = state_->child_order()});
+    });
+    TokenDistributions found = compute_distributions(state_->now->decoder(), rows, step, {.top_k = top_k},
+                                                     progress, state_->group);
     check_mapped_files();
-    for (int64_t row = 0; row < rows.num_rows(); ++row) found.logprobs[rows.offsets[row]] = 0;
-    if (!found.top_ids.defined()) return TokenLogprobs{std::move(found.logprobs), {}, {}};
+    check_finite(rows, found.logprobs);
+    if (top_k == 0) return TokenLogprobs{std::move(found.logprobs), {}, {}};
     TopTokens top = top_tokens(found);
     return TokenLogprobs{std::move(found.logprobs), std::move(top.ids), std::move(top.logprobs)};
   });
@@ -495,25 +508,28 @@ Trajectories Engine::sample(const Trajectories& rows, const NamedTexts& options,
                             const std::vector<NamedTexts>& of_rows, const Progress& progress,
                             const Watch& watch) {
   return state_->call([&] {
-    state_->check_whole();
-    const SamplingFlags flags = parse_sampling_options(options);
-    state_->check_rows(rows, rows_of(rows, std::nullopt));
-    const auto resolved = [&](const SamplingFlags& given) {
-      return given.resolved([&] { return state_->stop_ids.get(); }, state_->config.vocab_size);
-    };
-    SampleOptions sampling = of_rows.empty() ? resolved(flags) : flags.options;
-    for (const NamedTexts& own : of_rows) sampling.rows.push_back(resolved(parse_sampling_options(own)));
+    SampleOptions sampling;
+    const Trajectories prompts = state_->group.together([&] {
+      state_->check_whole();
+      const SamplingFlags flags = parse_sampling_options(options);
+      state_->check_rows(rows, rows_of(rows, std::nullopt));
+      const auto resolved = [&](const SamplingFlags& given) {
+        return given.resolved([&] { return state_->stop_ids.get(); }, state_->config.vocab_size);
+      };
+      sampling = of_rows.empty() ? resolved(flags) : flags.options;
+      for (const NamedTexts& own : of_rows) sampling.rows.push_back(resolved(parse_sampling_options(own)));
+      return prompts_of(rows, flags.whole_rows);
+    });
     const auto told = [&](std::span<const Completion* const> completions) {
       std::vector<int64_t> tokens;
       for (const Completion* each : completions)
         tokens.insert(tokens.end(), {each->row, each->sample, each->tokens.back()});
       return watch(std::move(tokens));
     };
-    const Trajectories prompts = prompts_of(rows, flags.whole_rows);
     const SampleResult result = espalier::sample(
         state_->now->decoder(), prompts, sampling,
         [&](const SampleProgress& done) { progress(done.finished, done.completions); },
-        watch ? TokenWatch(told) : TokenWatch());
+        watch ? TokenWatch(told) : TokenWatch(), state_->group);
     check_mapped_files();
     return espalier::rows_of(result.completions, rows, prompts);
   });

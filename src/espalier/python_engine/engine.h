@@ -104,6 +104,10 @@ class Engine {
   /// for this step alone. Returns the metrics step, grad_norm, learning_rate.
   Metrics optim_step(const NamedTexts& settings);
 
+  /// In place of a call that this rank cannot make: the other ranks, which make it, throw RankError with the
+  /// message.
+  void fail(const std::string& message);
+
   /// Log-probabilities [N] of every token given all before it in its row; 0 for first tokens. `top_k`: also
   /// of the most likely ones in its place.
   TokenLogprobs logprobs(const Trajectories& rows, int64_t top_k, const Progress& progress);

@@ -116,6 +116,9 @@ void bind_engine(nb::module_& module) {
            "float64 [M]).")
       .def("optim_step", &Engine::optim_step, nb::arg("settings"), work, "The metrics, by name.")
       .def(
+          "fail", &Engine::fail, nb::arg("message"), work,
+          "In place of a call that this rank cannot make: the other ranks, which make it, raise the message.")
+      .def(
           "logprobs", &logprobs, nb::arg("rows"), nb::arg("top_k"), nb::arg("progress").none(),
           "float64 [N]: of every token given all before it in its row; 0 for first tokens. int32 and float64 "
           "[N * top_k]: the most likely ones.")

@@ -4,7 +4,7 @@
 #include <ATen/ATen.h>
 
 #include <algorithm>
-#include <limits>
+#include <numeric>
 #include <utility>
 
 #include "espalier/engine/logprob_pass.h"
@@ -51,11 +51,16 @@ struct Computed {
   TopLogprobs top;                      // [R, K]
 };
 
+template <class T>
+at::Tensor tensor_of(std::vector<T>* values) {
+  return at::from_blob(values->data(), std::ssize(*values), c10::CppTypeToScalarType<T>::value);
+}
+
 }  // namespace
 
 TokenDistributions compute_distributions(const Decoder& decoder, const Trajectories& trajectories,
                                          const Step& step, const DistributionOptions& options,
-                                         const MicroBatchProgress& progress) {
+                                         const MicroBatchProgress& progress, const Group& group) {
   WithTopTokens model(decoder, options.temperature, options.top_k);
   const Loss loss(trajectories, ObjectiveOptions{});  // sft reads nothing but the tokens
   std::vector<Computed> all;
@@ -72,44 +77,49 @@ TokenDistributions compute_distributions(const Decoder& decoder, const Trajector
     computed.top = {download(top.ids), download(top.logprobs)};
   };
   for_each_logprobs(model, step, loss, options.entropies ? Entropies::kDifferentiable : Entropies::kNone,
-                    progress, visit);
+                    progress, visit, group);
   synchronize(decoder.device());
 
-  constexpr double kNone = std::numeric_limits<double>::quiet_NaN();
+  std::vector<double> rows(group.size());  // of `top`, by rank
+  for (const Computed& computed : all) {
+    if (options.top_k > 0) rows[group.rank()] += static_cast<double>(computed.top.ids.size(0));
+  }
+  rows = group.add_up(rows);
+  const auto own = rows.begin() + group.rank();
+  auto row = static_cast<int64_t>(std::accumulate(rows.begin(), own, 0.0));
+  const auto all_rows = static_cast<int64_t>(std::accumulate(own, rows.end(), static_cast<double>(row)));
+  // Each rank has zeros for what the others add.
   TokenDistributions result;
-  result.logprobs.assign(trajectories.num_tokens(), kNone);
-  if (options.entropies) result.entropies.assign(trajectories.num_tokens(), kNone);
-  if (options.top_k > 0) result.top_row.assign(trajectories.num_tokens(), -1);
-  std::vector<at::Tensor> ids, logprobs;
-  int64_t rows_before = 0;
+  result.top_ids = at::zeros({all_rows, options.top_k}, at::kLong);
+  result.top_logprobs = at::zeros({all_rows, options.top_k}, at::kDouble);
+  result.logprobs.resize(trajectories.num_tokens());
+  if (options.entropies) result.entropies.resize(trajectories.num_tokens());
+  if (options.top_k > 0) result.top_row.resize(trajectories.num_tokens());
   for (const Computed& computed : all) {
     computed.logprobs.write(&result.logprobs);
     if (options.entropies) computed.entropies.write(&result.entropies);
     if (options.top_k == 0) continue;
-    computed.row.write(&result.top_row, rows_before);
-    rows_before += computed.top.ids.size(0);
-    ids.push_back(computed.top.ids);
-    logprobs.push_back(computed.top.logprobs);
+    computed.row.write(&result.top_row, row + 1);
+    const int64_t count = computed.top.ids.size(0);
+    result.top_ids.narrow(0, row, count).copy_(computed.top.ids);
+    result.top_logprobs.narrow(0, row, count).copy_(computed.top.logprobs);
+    row += count;
   }
-  check_token_values(trajectories, result.logprobs, "log-probability");
-  if (options.entropies) check_token_values(trajectories, result.entropies, "entropy");
-  if (!ids.empty()) {
-    result.top_ids = at::cat(ids);
-    result.top_logprobs = at::cat(logprobs);
-  }
+  group.add_up({tensor_of(&result.logprobs), tensor_of(&result.entropies), result.top_logprobs});
+  group.add_up({tensor_of(&result.top_row), result.top_ids});
+  for (int64_t& each : result.top_row) --each;
   return result;
 }
 
 TopTokens top_tokens(const TokenDistributions& distributions) {
   const int64_t k = distributions.top_ids.size(1);
-  const at::Tensor logprobs = distributions.top_logprobs.to(at::kDouble);
   TopTokens top{std::vector<int32_t>(distributions.top_row.size() * k, -1), {}};
   top.logprobs.resize(top.ids.size());
   for (size_t token = 0; token < distributions.top_row.size(); ++token) {
     const int64_t row = distributions.top_row[token], to = static_cast<int64_t>(token) * k;
     if (row < 0) continue;  // nothing predicts it
     std::copy_n(distributions.top_ids.const_data_ptr<int64_t>() + row * k, k, top.ids.begin() + to);
-    std::copy_n(logprobs.const_data_ptr<double>() + row * k, k, top.logprobs.begin() + to);
+    std::copy_n(distributions.top_logprobs.const_data_ptr<double>() + row * k, k, top.logprobs.begin() + to);
   }
   return top;
 }

@@ -21,13 +21,13 @@ struct DistributionOptions {
 
 /// Results for N tokens, by flat index offsets[row] + position. The first token of a row has no distribution.
 struct TokenDistributions {
-  std::vector<double> logprobs;   // [N] natural log; NaN for first tokens
+  std::vector<double> logprobs;   // [N] natural log; 0 for first tokens
   std::vector<double> entropies;  // [N] in nats, likewise; empty unless requested
   /// [N] the row of `top_ids` and `top_logprobs` that predicts the token; tokens on several branches may
   /// share a row; -1 for first tokens. Empty unless requested.
   std::vector<int64_t> top_row;
   at::Tensor top_ids;       // [P, top_k] int64 on the host, see top_logprobs (ops/edge_logprobs)
-  at::Tensor top_logprobs;  // [P, top_k] float32 (float64 for float64)
+  at::Tensor top_logprobs;  // [P, top_k] float64
 };
 
 /// The most likely tokens [N, top_k] of each token's distribution; -1 and 0 for first tokens.
@@ -38,9 +38,10 @@ struct TopTokens {
 TopTokens top_tokens(const TokenDistributions& distributions);
 
 /// `step` must be made with TermChoice::kAll. Each distribution is computed once, however many trajectories
-/// share it. Throws InputError if log-probabilities or entropies are not finite.
+/// share it. Ranks divide the work as those of compute_logprobs do.
 TokenDistributions compute_distributions(const Decoder& decoder, const Trajectories& trajectories,
                                          const Step& step, const DistributionOptions& options,
-                                         const MicroBatchProgress& progress = {});
+                                         const MicroBatchProgress& progress = {},
+                                         const Group& group = alone());
 
 }  // namespace espalier

@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <iterator>
+#include <nlohmann/json.hpp>
 #include <numeric>
 #include <utility>
 
@@ -115,23 +116,17 @@ class Sampler {
           const std::function<void(const SampleProgress&)>& progress, const TokenWatch& watch)
       : decoder_(decoder), prompts_(prompts), options_(options), progress_(progress), watch_(watch) {
     for (int64_t row = 0; row < prompts.num_rows(); ++row) {
-      status_.completions += options_of(row).samples;
       most_new_tokens_ = std::max(most_new_tokens_, options_of(row).max_new_tokens);
     }
   }
 
-  SampleResult run() {
+  SampleResult run(const Group& ranks) {
     const accumulating::PreparedWeights prepared;
-    const std::vector<int64_t> all = [&] {
-      std::vector<int64_t> rows(prompts_.num_rows());
-      std::iota(rows.begin(), rows.end(), 0);
-      return rows;
-    }();
-    const Forest forest = forest_of(prompts_, all);
-    for (const std::vector<int64_t>& group : prompt_groups(forest, options_.token_budget)) run_group(group);
-    std::ranges::sort(result_.completions, {}, [](const Completion& completion) {
-      return std::pair(completion.row, completion.sample);
-    });
+    const auto groups = prompt_groups(forest_of(prompts_, {}), options_.token_budget, ranks);
+    for (const std::vector<int64_t>& group : groups) {
+      for (const int64_t row : group) status_.completions += options_of(row).samples;
+    }
+    for (const std::vector<int64_t>& group : groups) run_group(group);
     return std::move(result_);
   }
 
@@ -314,17 +309,41 @@ TrajectoryRow prompt_row(const Trajectories& rows, int64_t r, int64_t size) {
   return row;
 }
 
+/// What all ranks have sampled.
+SampleResult of_all_ranks(SampleResult result, const Group& group) {
+  nlohmann::json own = nlohmann::json::array();
+  for (const Completion& each : result.completions) {
+    own.push_back({each.row, each.sample, each.tokens, each.logprobs, each.stopped});
+  }
+  result.completions.clear();
+  for (const std::string& text : group.gather(own.dump())) {
+    for (const nlohmann::json& each : nlohmann::json::parse(text)) {
+      result.completions.push_back({each[0], each[1], each[2], each[3], each[4]});
+    }
+  }
+  std::ranges::sort(result.completions, {}, [](const Completion& completion) {
+    return std::pair(completion.row, completion.sample);
+  });
+  for (int64_t* count : {&result.flat_prompt_tokens, &result.encoded_prompt_tokens, &result.sampled_tokens}) {
+    *count = static_cast<int64_t>(group.add_up(std::vector{static_cast<double>(*count)}).front());
+  }
+  return result;
+}
+
 }  // namespace
 
-std::vector<std::vector<int64_t>> prompt_groups(const Forest& forest, int64_t token_budget) {
-  std::vector<int64_t> order(forest.num_trajectories());
+std::vector<std::vector<int64_t>> prompt_groups(const Forest& forest, int64_t token_budget,
+                                                const Group& group) {
+  const int64_t count = forest.num_trajectories();
+  std::vector<int64_t> order(count);
   std::iota(order.begin(), order.end(), 0);
   std::stable_sort(order.begin(), order.end(),
                    [&](int64_t a, int64_t b) { return forest.end_node[a] < forest.end_node[b]; });
   std::vector<std::vector<int64_t>> groups;
   int64_t tokens = 0;
-  for (const int64_t r : order) {
-    const int64_t size = forest.trajectory_size(r);
+  const auto begin_of = [&](int64_t rank) { return count * rank / group.size(); };
+  for (int64_t place = begin_of(group.rank()); place < begin_of(group.rank() + 1); ++place) {
+    const int64_t r = order[place], size = forest.trajectory_size(r);
     // In preorder a path shares its longest prefix with the path just before it.
     const int64_t added = groups.empty() ? size
                                          : size - shared_tokens(forest, forest.end_node[groups.back().back()],
@@ -341,10 +360,14 @@ std::vector<std::vector<int64_t>> prompt_groups(const Forest& forest, int64_t to
 }
 
 SampleResult sample(const Decoder& decoder, const Trajectories& prompts, const SampleOptions& options,
-                    const std::function<void(const SampleProgress&)>& progress, const TokenWatch& watch) {
+                    const std::function<void(const SampleProgress&)>& progress, const TokenWatch& watch,
+                    const Group& group) {
+  group.check_equal("prompts and seed",
+                    fmt::format("{}, seed {}", content_hashes(prompts).at("input_ids"), options.seed));
   check_options(decoder, options);
   check_prompts(decoder, prompts);
-  return Sampler(decoder, prompts, options, progress, watch).run();
+  return of_all_ranks(
+      group.together([&] { return Sampler(decoder, prompts, options, progress, watch).run(group); }), group);
 }
 
 Trajectories rows_of(const std::vector<Completion>& completions, const Trajectories& rows,

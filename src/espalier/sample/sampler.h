@@ -9,6 +9,7 @@
 
 #include "espalier/base/options.h"
 #include "espalier/data/trajectories.h"
+#include "espalier/distributed/group.h"
 #include "espalier/model/decoder.h"
 #include "espalier/sample/token_choice.h"
 #include "espalier/tree/forest.h"
@@ -25,8 +26,9 @@ Trajectories prompts_of(const Trajectories& trajectories, bool whole_rows = fals
 
 /// The trajectories of a forest in preorder, so that those with a shared prefix are adjacent, in groups of at
 /// most `token_budget` tree tokens; a longer trajectory forms its own group. Trajectories that end at the
-/// same node keep their order.
-std::vector<std::vector<int64_t>> prompt_groups(const Forest& forest, int64_t token_budget);
+/// same node keep their order. Of several ranks each has an equal part of the order.
+std::vector<std::vector<int64_t>> prompt_groups(const Forest& forest, int64_t token_budget,
+                                                const Group& group = alone());
 
 struct SampleOptions {
   int64_t samples = 1;           // per prompt
@@ -66,7 +68,7 @@ struct SampleResult {
   int64_t flat_prompt_tokens = 0;       // of all completions
   int64_t encoded_prompt_tokens = 0;
   int64_t sampled_tokens = 0;
-  int64_t decode_steps = 0;
+  int64_t decode_steps = 0;  // of this rank, as are the seconds
   double prompt_seconds = 0, decode_seconds = 0;
 };
 
@@ -75,10 +77,11 @@ struct SampleResult {
 /// batching). The random numbers of a sample depend only on seed, row and sample number. The distributions
 /// depend on the rest of the batch by rounding only, and equal calls are bitwise identical. A completion also
 /// ends when its trajectory has max_position_embeddings tokens. Throws InputError if a prompt already has
-/// that many, an id is outside the vocabulary, or an option is out of range.
+/// that many, an id is outside the vocabulary, or an option is out of range. Several ranks, with the same
+/// prompts and options, divide the prompts, and all get all completions.
 SampleResult sample(const Decoder& decoder, const Trajectories& prompts, const SampleOptions& options,
                     const std::function<void(const SampleProgress&)>& progress = {},
-                    const TokenWatch& watch = {});
+                    const TokenWatch& watch = {}, const Group& group = alone());
 
 /// One row per completion: prompt and completion as input_ids, loss on the completion, its log-probabilities.
 /// Rows are named NAME/sample-K after the prompt's row, and grouped by the group of that row, or by NAME if

@@ -7,15 +7,18 @@
 #include <cmath>
 #include <limits>
 #include <memory>
+#include <numeric>
 #include <optional>
 
 #include "espalier/base/check.h"
 #include "espalier/base/median.h"
 #include "espalier/base/rng.h"
 #include "espalier/engine/cost.h"
+#include "espalier/engine/share.h"
 #include "espalier/model/weights/adapter_folder.h"
 #include "espalier/model/weights/weights.h"
 #include "espalier/ops/tensor_errors.h"
+#include "espalier/train/optimizer/step_trainer.h"
 #include "espalier/verify/reference_routers.h"
 
 namespace espalier {
@@ -73,13 +76,17 @@ size_t worst(const std::vector<double>& values) {
          values.begin();
 }
 
-Outcome tree_run(const Decoder& decoder, const Step& step, const Loss& loss, const VerifyProgress& progress) {
+MicroBatchProgress telling(const char* phase, const VerifyProgress& progress) {
+  return [phase, &progress](int64_t done, int64_t total) {
+    if (progress) progress(phase, static_cast<double>(done) / static_cast<double>(total));
+  };
+}
+
+Outcome tree_run(StepTrainer* trainer, const Step& step, const Loss& loss, const VerifyProgress& progress) {
+  const Decoder& decoder = trainer->decoder();
   decoder.zero_gradients();
   Outcome outcome;
-  const auto report = [&](int64_t done, int64_t total) {
-    if (progress) progress("tree run", static_cast<double>(done) / static_cast<double>(total));
-  };
-  outcome.loss = forward_backward(decoder, step, loss, report).loss;
+  outcome.loss = trainer->add_gradients(step, loss, telling("tree run", progress)).loss;
   outcome.gradients = gradients_in_float64(decoder);
   decoder.zero_gradients();
   outcome.logprobs.resize(loss.trajectories().num_tokens());
@@ -92,10 +99,8 @@ Outcome reference_run(const Decoder& decoder, const Loss& loss, const char* phas
   decoder.zero_gradients();
   Outcome outcome;
   outcome.logprobs.resize(loss.trajectories().num_tokens());
-  const auto report = [&](int64_t done, int64_t total) {
-    if (progress) progress(phase, static_cast<double>(done) / static_cast<double>(total));
-  };
-  const ReferenceLoss reference = per_trajectory_forward_backward(decoder, loss, &outcome.logprobs, report);
+  const ReferenceLoss reference =
+      per_trajectory_forward_backward(decoder, loss, &outcome.logprobs, telling(phase, progress));
   outcome.loss = reference.value;
   outcome.loss_size = reference.size;
   outcome.gradients = gradients_in_float64(decoder);
@@ -297,8 +302,11 @@ bool isolated(const Decoder& decoder, const PathBatches& path, const PathLogprob
 }
 
 VerifyReport verify(const Trajectories& given, const VerifyOptions& options, const VerifyProgress& progress) {
-  Decoder decoder = load_adapted(options.model, options.adapter, options.dtype, options.device);
-  if (options.freeze_pad_embedding) decoder.freeze_pad_embedding();
+  const Group& group = *options.group;
+  StepTrainer trainer(load_adapted(options.model, options.adapter, options.dtype, options.device),
+                      {.kind = OptimizerKind::kSgd}, group);
+  if (options.freeze_pad_embedding) trainer.decoder().freeze_pad_embedding();
+  const Decoder& decoder = trainer.decoder();
   // Where scores are nearly equal, rounding decides which expert is chosen. In lower precision all sides use
   // the routes of float64, so that only arithmetic errors are compared.
   const Trajectories trajectories =
@@ -306,19 +314,21 @@ VerifyReport verify(const Trajectories& given, const VerifyOptions& options, con
   const Loss loss = make_loss(trajectories, options.objective, options.mix);
   const PlanCosts costs{assumed_times(decoder.config(), options.device),
                         memory_model(decoder.config(), options.dtype, loss, options.device)};
-  const Step step =
-      make_step(trajectories,
-                {.plan = options.plan, .objective = options.objective, .costs = &costs, .mix = options.mix});
+  std::vector<int64_t> rows(trajectories.num_rows());
+  std::iota(rows.begin(), rows.end(), 0);
+  const Step step = make_share(
+      loss, std::move(rows),
+      {.plan = options.plan, .objective = options.objective, .costs = &costs, .mix = options.mix}, group);
   VerifyReport report;
   report.dtype = dtype_name(options.dtype);
   report.device = options.device.str();
   if (!decoder.has_adapter()) report.pad_token_id = decoder.config().pad_token_id;
   report.freeze_pad_embedding = options.freeze_pad_embedding;
-  report.flat_tokens = step.flat_tokens();
-  report.tree_tokens = step.forest.tree_tokens();
+  report.flat_tokens = step.whole.flat_tokens;
+  report.tree_tokens = step.whole.tree_tokens;
   report.encoded_tokens = step.plan.num_tokens();
 
-  const Outcome tree = tree_run(decoder, step, loss, progress);
+  const Outcome tree = tree_run(&trainer, step, loss, progress);
   const Outcome reference = reference_run(decoder, loss, "per-trajectory run", progress);
   report.reference_loss = reference.loss;
   report.loss_rel_error =
@@ -343,6 +353,16 @@ VerifyReport verify(const Trajectories& given, const VerifyOptions& options, con
     exact_enough = report.error_ratio_max <= options.max_error_ratio && std::isfinite(report.loss_rel_error);
   }
   report.passed = exact_enough && report.isolation_bitwise && std::isfinite(report.logprob_abs_error_max);
+  using enum RankReduction;  // of the shares of all ranks
+  const std::vector<double> all =
+      group.reduce({double(report.passed), double(report.isolation_bitwise), report.logprob_abs_error_max,
+                    double(report.encoded_tokens), double(report.isolation_trials)},
+                   {kMin, kMin, kMax, kSum, kSum});
+  report.passed = all[0] != 0;
+  report.isolation_bitwise = all[1] != 0;
+  report.logprob_abs_error_max = all[2];
+  report.encoded_tokens = static_cast<int64_t>(all[3]);
+  report.isolation_trials = static_cast<int64_t>(all[4]);
   return report;
 }
 

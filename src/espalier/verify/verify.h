@@ -15,6 +15,7 @@
 
 #include "espalier/base/error_ratio.h"
 #include "espalier/data/trajectories.h"
+#include "espalier/distributed/group.h"
 #include "espalier/engine/engine.h"
 #include "espalier/model/decoder.h"
 
@@ -33,6 +34,9 @@ struct VerifyOptions {
   double max_error_ratio = kMaxErrorRatio;  // lower precision: error of the tree run over the reference's
   int64_t isolation_trials = 4;             // trajectories whose neighbours are changed
   uint64_t seed = 0;
+  /// Ranks that train together: the tree run is that of all of them, each with its share of the trajectories,
+  /// and each compares it with all trajectories one by one.
+  const Group* group = &alone();
 };
 
 struct VerifyReport {

@@ -54,6 +54,8 @@ void add_all_commands(std::deque<Command>* all, const std::function<std::string(
 /// The page of `inspect --html`, which the Python package makes of page_data (inspect/page_data.h).
 std::string page_by_python(std::string_view data);
 
+// `version` gives the text of --version, which runs store.
+// `group`: the ranks that divide the work; nullptr: one process.
 Command bench_command();
 Command completion_command(const std::deque<Command>* all);
 Command device_command();
@@ -62,19 +64,17 @@ Command import_command();
 Command init_command();
 Command inspect_command();
 Command launch_command();
-Command logprobs_command();
+Command logprobs_command(const Group* group = nullptr);
 Command man_command(const std::deque<Command>* all, const std::function<std::string()>& version);
 Command merge_command();
 Command plan_command();
 Command prepare_command();
 Command rerun_command(const std::function<std::string()>& version, const Group* group = nullptr);
-Command sample_command();
+Command sample_command(const Group* group = nullptr);
 Command serve_command();
 Command synth_command();
-/// `version` gives the text of --version, which runs store.
-/// `group`: the ranks that train together; nullptr: one process.
 Command train_command(const std::function<std::string()>& version, const Group* group = nullptr);
-Command verify_command();
+Command verify_command(const Group* group = nullptr);
 
 /// Becomes so many processes of this command (train or rerun), without --processes, which torchrun starts.
 [[noreturn]] void start_processes(int64_t processes, const std::string& command,

@@ -14,6 +14,7 @@
 #include "espalier/cli/flags/data_flags.h"
 #include "espalier/cli/flags/model_flags.h"
 #include "espalier/data/writer.h"
+#include "espalier/distributed/group.h"
 #include "espalier/engine/cost.h"
 #include "espalier/engine/engine.h"
 #include "espalier/measure/device_options.h"
@@ -35,6 +36,7 @@ struct LogprobsArguments {
   DataFlags data;
   Planning planning;
   DeviceOptions device;
+  const Group* group = &alone();
   std::string model, adapter, out;
   at::ScalarType dtype = at::kFloat;
   DistributionOptions distribution;
@@ -45,9 +47,7 @@ struct LogprobsArguments {
 class RowWriter {
  public:
   RowWriter(const Trajectories& trajectories, const TokenDistributions& computed, at::ScalarType dtype)
-      : trajectories_(trajectories), computed_(computed), is_double_(dtype == at::kDouble) {
-    if (!computed.top_row.empty()) top_logprobs_ = computed.top_logprobs.to(at::kDouble);
-  }
+      : trajectories_(trajectories), computed_(computed), is_double_(dtype == at::kDouble) {}
 
   void write(int64_t row, AtomicFile* file) const {
     const bool named = !trajectories_.trajectory_id.empty() && !trajectories_.trajectory_id[row].empty();
@@ -80,7 +80,7 @@ class RowWriter {
   template <class AppendOne>
   void append_lists(int64_t row, const char* field, const AppendOne& append, std::string* line) const {
     *line += fmt::format(",\"{}\":[[]", field);
-    const int64_t k = top_logprobs_.size(1);
+    const int64_t k = computed_.top_ids.size(1);
     for (int64_t t = 1; t < trajectories_.row_size(row); ++t) {
       const int64_t first = computed_.top_row[trajectories_.offsets[row] + t] * k;
       for (int64_t i = 0; i < k; ++i) {
@@ -94,7 +94,7 @@ class RowWriter {
 
   void append_top(int64_t row, std::string* line) const {
     const auto* ids = computed_.top_ids.const_data_ptr<int64_t>();
-    const auto* logprobs = top_logprobs_.const_data_ptr<double>();
+    const auto* logprobs = computed_.top_logprobs.const_data_ptr<double>();
     append_lists(row, "topk_ids", [&](int64_t i) { *line += fmt::format("{}", ids[i]); }, line);
     append_lists(row, "topk_logprobs", [&](int64_t i) { append_number(logprobs[i], line); }, line);
   }
@@ -102,7 +102,6 @@ class RowWriter {
   const Trajectories& trajectories_;
   const TokenDistributions& computed_;
   bool is_double_;
-  at::Tensor top_logprobs_;
 };
 
 /// Throws if a row already has the fields that --as-reference writes.
@@ -122,14 +121,6 @@ RealColumn column_of(const std::vector<double>& values, bool is_double) {
   return Column<float>(std::vector<float>(values.begin(), values.end()));
 }
 
-void set_ref_logprobs(const TokenDistributions& computed, bool is_double, Trajectories* trajectories) {
-  std::vector<double> logprobs = computed.logprobs;
-  for (int64_t row = 0; row < trajectories->num_rows(); ++row) {
-    logprobs[trajectories->offsets[row]] = 0;  // nothing predicts it
-  }
-  trajectories->ref_logprobs = {column_of(logprobs, is_double), {}};
-}
-
 void set_ref_topk(const TokenDistributions& computed, bool is_double, Trajectories* trajectories) {
   TopTokens top = top_tokens(computed);
   trajectories->ref_topk = computed.top_ids.size(1);
@@ -140,7 +131,7 @@ void set_ref_topk(const TokenDistributions& computed, bool is_double, Trajectori
 /// Writes the rows of the data with the computed values as those of a reference model.
 void write_as_reference(const std::string& path, const TokenDistributions& computed, bool is_double,
                         Trajectories trajectories) {
-  set_ref_logprobs(computed, is_double, &trajectories);
+  trajectories.ref_logprobs = {column_of(computed.logprobs, is_double), {}};
   if (!computed.top_row.empty()) set_ref_topk(computed, is_double, &trajectories);
   write_trajectories(path, trajectories);
 }
@@ -154,7 +145,7 @@ void write_listing(const std::string& path, const Trajectories& trajectories,
 }
 
 void run_logprobs(const LogprobsArguments& flags) {
-  const auto [device, kernels] = flags.device.open();
+  const auto [device, kernels] = flags.device.open(*flags.group);
   const KernelScope scope(kernels);
   const at::ScalarType dtype = flags.dtype;
   const DataUse use = data_use_of(flags.model);
@@ -172,10 +163,14 @@ void run_logprobs(const LogprobsArguments& flags) {
                 {.plan = flags.planning.options(trajectories), .costs = &costs, .terms = TermChoice::kAll});
   Progress progress("logprobs");
   const TokenDistributions computed = compute_distributions(
-      decoder, trajectories, step, flags.distribution, [&](int64_t done, int64_t total) {
+      decoder, trajectories, step, flags.distribution,
+      [&](int64_t done, int64_t total) {
         progress.update(static_cast<double>(done) / static_cast<double>(total));
-      });
-
+      },
+      *flags.group);
+  if (!flags.group->is_first()) return;
+  check_finite(trajectories, computed.logprobs);
+  if (flags.distribution.entropies) check_finite(trajectories, computed.entropies, "entropy");
   if (flags.as_reference) {
     write_as_reference(flags.out, computed, dtype == at::kDouble, trajectories);
   } else {
@@ -188,8 +183,9 @@ void run_logprobs(const LogprobsArguments& flags) {
 
 }  // namespace
 
-Command logprobs_command() {
+Command logprobs_command(const Group* group) {
   const auto flags = std::make_shared<LogprobsArguments>();
+  if (group != nullptr) flags->group = group;
   Command command{
       .name = "logprobs",
       .summary = kSummaryOfLogprobs,

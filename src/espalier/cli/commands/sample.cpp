@@ -16,6 +16,7 @@
 #include "espalier/data/builder.h"
 #include "espalier/data/vocabulary.h"
 #include "espalier/data/writer.h"
+#include "espalier/distributed/group.h"
 #include "espalier/measure/device_options.h"
 #include "espalier/model/weights/tensor_bytes.h"
 #include "espalier/model/weights/weights.h"
@@ -29,6 +30,7 @@ namespace {
 struct SampleArguments {
   DataFlags data;
   DeviceOptions device;
+  const Group* group = &alone();
   SamplingFlags sampling;
   bool text = false, json = false;
   int64_t check = 16;
@@ -45,11 +47,15 @@ SampleResult run_sampler(const SampleArguments& flags, const Decoder& decoder, c
              printable(flags.model));
   }
   Progress progress("sampling");
-  return sample(decoder, prompts, options, [&](const SampleProgress& status) {
-    progress.update(status.fraction, fmt::format("{} of {}, {}", with_commas(status.finished),
-                                                 count_of(status.completions, "completion", "completions"),
-                                                 count_of(status.sampled_tokens, "token", "tokens")));
-  });
+  return sample(
+      decoder, prompts, options,
+      [&](const SampleProgress& status) {
+        progress.update(status.fraction,
+                        fmt::format("{} of {}, {}", with_commas(status.finished),
+                                    count_of(status.completions, "completion", "completions"),
+                                    count_of(status.sampled_tokens, "token", "tokens")));
+      },
+      *flags.group);
 }
 
 /// The first `count` rows, with loss on the sampled tokens only.
@@ -143,14 +149,12 @@ void print_text(const Vocabulary& vocabulary, const SampleResult& result, const 
 }
 
 void run_sample(const SampleArguments& flags) {
-  const auto [device, kernels] = flags.device.open();
+  const auto [device, kernels] = flags.device.open(*flags.group);
   const KernelScope scope(kernels);
   const std::filesystem::path tokenizer = std::filesystem::path(flags.model) / "tokenizer.json";
   std::optional<Vocabulary> vocabulary;
   if (flags.text) vocabulary = Vocabulary::read(tokenizer);
-  {
-    const AtomicFile probe(flags.out);
-  }  // rather than after hours
+  if (flags.group->is_first()) AtomicFile{flags.out};  // to fail now rather than after hours
   const Trajectories given = flags.data.read(data_use_of(flags.model));
   const Trajectories prompts = prompts_of(given, flags.sampling.whole_rows);
   note_carried_tensors(flags.model);
@@ -161,6 +165,7 @@ void run_sample(const SampleArguments& flags) {
              temperature);
   }
   const SampleResult result = run_sampler(flags, decoder, prompts);
+  if (!flags.group->is_first()) return;
   const Trajectories rows = rows_of(result.completions, given, prompts);
   write_trajectories(flags.out, rows);
   const Outcome outcome{result, prompts.num_rows(), check_rows(flags, decoder, rows, result.completions)};
@@ -175,8 +180,9 @@ void run_sample(const SampleArguments& flags) {
 
 }  // namespace
 
-Command sample_command() {
+Command sample_command(const Group* group) {
   const auto flags = std::make_shared<SampleArguments>();
+  if (group != nullptr) flags->group = group;
   Command command{
       .name = "sample",
       .summary = kSummaryOfSample,

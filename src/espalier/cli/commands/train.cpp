@@ -278,17 +278,6 @@ void check_follow_flags(const TrainArguments& flags, const OptionList& list) {
                  "--follow: expected a folder, received {}", flags.train.follow.string());
 }
 
-void check_reference_flag(const TrainArguments& flags) {
-  ESPALIER_CHECK(
-      flags.reference_model.empty() || flags.train.group->size() == 1,
-      "--reference-model: cannot be combined with several processes; add `ref_logprobs` to the rows "
-      "first (espalier logprobs)");
-  ESPALIER_CHECK(
-      flags.reference_model.empty() || flags.mix.file.empty(),
-      "--reference-model: cannot be combined with --mix; add `ref_logprobs` to the rows of its sources "
-      "(docs/objectives.md)");
-}
-
 /// With a reference model, the objective checks the rows after ref_logprobs are added.
 DataUse use_of_rows(const TrainArguments& flags) {
   DataUse use = data_use_of(flags.model, flags.train.objective);
@@ -312,8 +301,8 @@ void check_with_reference(const Reference& reference, const TrainArguments& flag
   const Loss loss(*rows, objective);
 }
 
-void compute_reference(const Reference& reference, const KeptReference& kept,
-                       const ObjectiveOptions& objective, Trajectories* rows) {
+void compute_reference(const Reference& reference, const KeptReference& kept, const TrainOptions& options,
+                       Trajectories* rows) {
   Progress progress("reference");
   rows->ref_logprobs = {};
   const bool was_kept =
@@ -326,11 +315,12 @@ void compute_reference(const Reference& reference, const KeptReference& kept,
                                                     fmt::format("micro-batch {}/{}", done, total));
                                   },
                               .note = [&](const std::string& text) { progress.line(text); }},
-                             rows);
+                             rows, *options.group);
   progress.line(fmt::format("reference: log-probabilities of {} {} {}",
                             count_of(rows->num_rows(), "trajectory", "trajectories"),
                             was_kept ? "from" : "computed, stored in", kept.file.string()));
-  for (const std::string& text : signal_warnings(Loss(*rows, objective))) progress.line("warning: " + text);
+  for (const std::string& text : signal_warnings(Loss(*rows, options.objective)))
+    progress.line("warning: " + text);
 }
 
 /// One invocation of the command, from its flags to the end of training.
@@ -413,15 +403,16 @@ void TrainRun::check_flags() const {
     check_follow_flags(flags_, list_);
   }
   check_evaluation_flags(flags_);
-  check_reference_flag(flags_);
+  ESPALIER_CHECK(
+      flags_.reference_model.empty() || flags_.mix.file.empty(),
+      "--reference-model: cannot be combined with --mix; add `ref_logprobs` to the rows of its sources "
+      "(docs/objectives.md)");
   check_objective_options(flags_.train.objective);
 }
 
 void TrainRun::open_device() {
-  Machine machine = flags_.device.open();
+  Machine machine = flags_.device.open(group());
   restore_products(flags_, &machine);
-  ProductChoice& products = machine.kernels.products;
-  products = parse_product_choice(group().gather(to_string(products)).front());
   device_ = machine.device;
   kernels_.emplace(machine.kernels);
   if (!flags_.profile.empty() && !flags_.dry_run && group().is_first())
@@ -486,16 +477,16 @@ void TrainRun::add_reference() {
   if (held_out != nullptr) check_with_reference(reference, flags_, flags_.held_out_data(), held_out);
   if (flags_.dry_run) return;
   std::filesystem::create_directories(options_.out);
-  const FolderLock lock(options_.out, {});  // another run may be using the folder
+  std::optional<FolderLock> lock;  // another run may be using the folder
+  if (group().is_first()) lock.emplace(options_.out, nullptr);
   check_not_begun(options_);
   stop_on_signals(&stop);
   compute_reference(reference,
                     {.file = options_.out / "ref_logprobs.safetensors",
                      .trained_hash = trained_column_hash(options_.out, "ref_logprobs")},
-                    options_.objective, &data_.trajectories);
+                    options_, &data_.trajectories);
   if (held_out == nullptr) return;
-  compute_reference(reference, {.file = options_.out / "ref_logprobs_eval.safetensors"}, options_.objective,
-                    held_out);
+  compute_reference(reference, {.file = options_.out / "ref_logprobs_eval.safetensors"}, options_, held_out);
 }
 
 void TrainRun::print_plan() const {

@@ -66,7 +66,7 @@ int run_verify(const VerifyArguments& flags, const OptionList& list) {
   flags.mix.check(list, flags.data);
   VerifyOptions options = flags.options;
   check_objective_options(options.objective);
-  const auto [device, kernels] = flags.device.open();
+  const auto [device, kernels] = flags.device.open(*flags.options.group);
   const KernelScope scope(kernels);
   options.device = device;
   options.model = flags.model;
@@ -99,8 +99,9 @@ int run_verify(const VerifyArguments& flags, const OptionList& list) {
 
 }  // namespace
 
-Command verify_command() {
+Command verify_command(const Group* group) {
   const auto flags = std::make_shared<VerifyArguments>();
+  if (group != nullptr) flags->options.group = group;
   Command command{
       .name = "verify",
       .summary = kSummaryOfVerify,

@@ -34,7 +34,7 @@ Command rerun_command(const std::function<std::string()>&, const Group*) {
   return needs_libtorch("rerun", kSummaryOfRerun);
 }
 
-Command logprobs_command() {
+Command logprobs_command(const Group*) {
   return needs_libtorch("logprobs", kSummaryOfLogprobs);
 }
 
@@ -42,11 +42,11 @@ Command merge_command() {
   return needs_libtorch("merge", kSummaryOfMerge);
 }
 
-Command sample_command() {
+Command sample_command(const Group*) {
   return needs_libtorch("sample", kSummaryOfSample);
 }
 
-Command verify_command() {
+Command verify_command(const Group*) {
   return needs_libtorch("verify", kSummaryOfVerify);
 }
 

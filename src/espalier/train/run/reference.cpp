@@ -89,7 +89,7 @@ RealColumn to_column(const at::Tensor& values) {
 
 /// [N] float32 (float64), on the host.
 at::Tensor compute(const Reference& reference, const Trajectories& trajectories,
-                   const MicroBatchProgress& progress) {
+                   const MicroBatchProgress& progress, const Group& group) {
   const Decoder decoder = load_decoder(reference.model, reference.dtype, reference.device);
   check_recorded_routes("reference-model", trajectories, router_shape(decoder.config()),
                         decoder.config().num_hidden_layers());
@@ -98,8 +98,8 @@ at::Tensor compute(const Reference& reference, const Trajectories& trajectories,
       memory_model(decoder.config(), reference.dtype, *make_objective(ObjectiveOptions{}), reference.device)};
   const Step step = make_step(trajectories, {.plan = reference.plan, .costs = &costs});
   std::vector<double> values(trajectories.num_tokens());
-  compute_logprobs(decoder, trajectories, step, &values, progress);
-  check_token_values(trajectories, values, "log-probability", "reference-model: ");
+  compute_logprobs(decoder, trajectories, step, &values, progress, group);
+  check_finite(trajectories, values, "log-probability by reference-model");
   return at::tensor(values, at::kDouble).to(reference.dtype == at::kDouble ? at::kDouble : at::kFloat);
 }
 
@@ -128,19 +128,21 @@ void check_reference(const Reference& reference, const DecoderConfig& policy,
   }
 }
 
-bool add_reference_logprobs(const Reference& reference, const KeptReference& kept,
-                            Trajectories* trajectories) {
+bool add_reference_logprobs(const Reference& reference, const KeptReference& kept, Trajectories* trajectories,
+                            const Group& group) {
   const Description description = describe(reference, *trajectories);
   const int64_t num_tokens = trajectories->num_tokens();
   std::string fault;
+  std::optional<RealColumn> column;
   if (std::filesystem::exists(kept.file)) {
-    if (const auto column = read_kept(kept.file, description, num_tokens, &fault)) {
-      trajectories->ref_logprobs = {*column, {}};
-      return true;
-    }
-    if (kept.note) kept.note(fmt::format("{} is not used: {}", kept.file.string(), fault));
+    column = read_kept(kept.file, description, num_tokens, &fault);
+    if (!column && kept.note) kept.note(fmt::format("{} is not used: {}", kept.file.string(), fault));
   }
-  const at::Tensor values = compute(reference, *trajectories, kept.progress);
+  if (!group.any(!column)) {
+    trajectories->ref_logprobs = {*column, {}};
+    return true;
+  }
+  const at::Tensor values = compute(reference, *trajectories, kept.progress, group);
   trajectories->ref_logprobs = {
       values.scalar_type() == at::kDouble ? to_column<double>(values) : to_column<float>(values), {}};
   ESPALIER_CHECK(kept.trained_hash.empty() || content_hashes(*trajectories)[kTensor] == kept.trained_hash,
@@ -150,8 +152,11 @@ bool add_reference_logprobs(const Reference& reference, const KeptReference& kep
   const TensorView view = view_tensor(kTensor, values);
   Description written = description;
   written[kHashOfValues] = hash_bytes(view.bytes);
-  write_safetensors(kept.file, {view}, written);
-  const auto column = read_kept(kept.file, description, num_tokens, &fault);
+  group.together([&] {
+    if (group.is_first()) write_safetensors(kept.file, {view}, written);
+    return true;
+  });
+  column = read_kept(kept.file, description, num_tokens, &fault);
   ESPALIER_CHECK(column, "{}: {}", kept.file.string(), fault);
   trajectories->ref_logprobs = {*column, {}};
   return false;

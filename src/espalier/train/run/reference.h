@@ -11,6 +11,7 @@
 
 #include "espalier/config/config.h"
 #include "espalier/data/trajectories.h"
+#include "espalier/distributed/group.h"
 #include "espalier/engine/engine.h"
 #include "espalier/objective/options.h"
 #include "espalier/plan/planner.h"
@@ -44,8 +45,9 @@ struct KeptReference {
 /// trees of all rows. They are cached in `kept.file`, and read from there if it is intact and its hashes
 /// match weights, config.json, tokens, loss weights, routes and dtype; otherwise it is replaced. Frees the
 /// reference model before returning. Returns whether they were read from the file. Throws InputError, without
-/// changing the file, if trained_hash is given and differs.
-bool add_reference_logprobs(const Reference& reference, const KeptReference& kept,
-                            Trajectories* trajectories);
+/// changing the file, if trained_hash is given and differs. Ranks divide the pass as those of
+/// compute_logprobs do; the first writes the file, which all read.
+bool add_reference_logprobs(const Reference& reference, const KeptReference& kept, Trajectories* trajectories,
+                            const Group& group = alone());
 
 }  // namespace espalier
