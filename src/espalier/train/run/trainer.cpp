@@ -327,7 +327,6 @@ class TrainingRun {
     const auto begin = std::chrono::steady_clock::now();
     const Step step = steps_.take(number - 1);
     const StepResult result = compute_gradients(number, step);
-    check_mapped_files();  // discard gradients if mapped data has disappeared
     const double rate = options_.learning_rate *
                         schedule_factor(options_.scheduler, number - 1, last_, options_.warmup_steps);
     const double norm = trainer_.gradient_norm();
@@ -355,6 +354,7 @@ class TrainingRun {
     };
     return trainer_.add_gradients(step, loss_, micro_batch, [&] {
       if (number < last_) steps_.make_ahead(number);
+      check_mapped_files();  // discard gradients if mapped data has disappeared
     });
   }
 
@@ -545,20 +545,16 @@ class TrainingRun {
   /// Saves the last completed step, in the rescue folder if need be. Returns why it could not be saved.
   std::string save_at_the_end() {
     std::string why = save_failed_ ? fmt::format("step {} is not saved", state_.step) : std::string();
+    OptimizerState optimizer;
     try {
       group_.check_equal("the step that is saved", std::to_string(state_.step));
-      const OptimizerState optimizer = trainer_.optimizer().state();
-      if (!folder_ || saved_ == state_.step) return why;
-      needs_rescue_ = true;
-      try {
-        if (!save_failed_) save_now(optimizer);
-      } catch (const std::exception& error) {
-        why = fmt::format("step {} could not be saved: {}", state_.step, text_of(error));
-      }
-      try_to_rescue(optimizer);
+      optimizer = trainer_.optimizer().state();
+      if (folder_ && !save_failed_ && saved_ < state_.step) save_now(optimizer);
     } catch (const std::exception& error) {
       why = fmt::format("step {} could not be saved: {}", state_.step, text_of(error));
     }
+    needs_rescue_ = !optimizer.empty() && saved_ < state_.step;
+    try_to_rescue(optimizer);
     return why;
   }
 
