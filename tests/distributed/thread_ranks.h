@@ -48,6 +48,7 @@ class ThreadRanks {
     Rank(ThreadRanks& all, int64_t rank) : all_(all), rank_(rank) {}
     int64_t rank() const override { return rank_; }
     int64_t size() const override { return all_.size_; }
+    int64_t bucket_bytes() const override { return 4096; }  // several in the smallest models
 
     at::Tensor gather(const at::Tensor& own) const override {
       return meet_with(own, [](const std::vector<at::Tensor>& all) { return at::stack(all); });

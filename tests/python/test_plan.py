@@ -188,7 +188,7 @@ def test_ranks_get_whole_trees_or_branches(espalier, model, data):
 
 
 def test_what_several_processes_take(espalier, model, data):
-    """Gradients of all parameters in float32 go around a ring; with adapters only theirs do."""
+    """Gradients and weights of all parameters in float32 are exchanged; with adapters only theirs are."""
     flags = ["--data", data, "--model", model, "--no-calibration"]
     parameters = sum(math.prod(tensor.shape) for tensor in load_file(model / "model.safetensors").values())
     alone = planned(espalier, *flags, "--ranks", 1, "--link-bandwidth", 2)[0]["distribution"]
@@ -199,6 +199,13 @@ def test_what_several_processes_take(espalier, model, data):
     assert found["communication_seconds"] == pytest.approx(2 * 3 / 4 * 4 * parameters / 2e9)
     assert found["efficiency"] == pytest.approx(alone["seconds"] / (4 * (found["seconds"] + found["communication_seconds"])))
     assert value_of(text, "efficiency").startswith(f"{100 * found['efficiency']:.1f}% of 4 times one process")
+    peaks = [rank["predicted_peak_bytes"] for rank in found["ranks"]]
+    assert len(peaks) == 4 and "with the optimiser state divided" in value_of(text, "memory")
+    # Undivided but for the two moments, of which a process has one of four parts.
+    assert max(peaks) + 6 * parameters == pytest.approx(alone["ranks"][0]["predicted_peak_bytes"], rel=0.5)
+    assert min(peaks) >= (4 + 4 + 2) * parameters - 1
+    sgd = planned(espalier, *flags, "--ranks", 4, "--optimizer", "sgd")[0]["distribution"]
+    assert [rank["predicted_peak_bytes"] + 2 * parameters for rank in sgd["ranks"]] == pytest.approx(peaks)
     adapters = planned(espalier, *flags, "--ranks", 4, "--link-bandwidth", 2, "--lora-rank", 1)[0]["distribution"]
     assert 0 < adapters["reduced_bytes"] < found["reduced_bytes"] / 2
     for wrong in (["--ranks", 4, "--link-bandwidth", 0], ["--link-bandwidth", 2]):

@@ -135,7 +135,7 @@ def test_any_number_of_ranks_gives_the_run_of_one_process(found, folder, one, na
     for mine, its in zip(ours, theirs):
         for key, value in its.items():
             if not any(part in key for part in measured):
-                assert mine[key] == pytest.approx(value, rel=1e-11, abs=1e-12), key
+                assert mine[key] == pytest.approx(value, rel=1e-12, abs=1e-12), key
     expected = weights(one)
     for key, value in weights(folder / name).items():
         assert np.abs(value - expected[key]).max() < 1e-12, key

@@ -7,8 +7,8 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
-#include <limits>
 #include <map>
+#include <utility>
 
 namespace espalier {
 namespace {
@@ -16,110 +16,78 @@ namespace {
 // Parts of tensors are multiples of so many elements, so that vector instructions begin where they do on the
 // whole tensor, and an update of parts gives its bits.
 constexpr int64_t kAlignment = 64;
-// Tensors are sent in buckets of so many bytes, of which so many at most are on their way.
-constexpr int64_t kBucketBytes = int64_t{32} << 20;
+// So many buckets at most are on their way.
 constexpr size_t kMostSent = 2;
-
-class Alone : public Group {
- public:
-  int64_t rank() const override { return 0; }
-  int64_t size() const override { return 1; }
-  at::Tensor gather(const at::Tensor& own) const override { return own.unsqueeze(0); }
-  std::function<at::Tensor()> exchange(const at::Tensor& rows) const override {
-    return [rows] { return rows; };
-  }
-};
 
 /// The elements of a part, but for the last ones.
 int64_t chunk_of(int64_t numel, int64_t ranks) {
-  const auto ceil_div = [](int64_t a, int64_t b) { return (a + b - 1) / b; };
-  return kAlignment * ceil_div(ceil_div(numel, kAlignment), ranks);
+  const int64_t step = kAlignment * ranks;
+  return kAlignment * ((numel + step - 1) / step);
 }
 
-/// Calls copy(piece of the buffer [N, width], piece of the tensor) for all elements of the columns.
-template <class Copy>
-void copy_columns(const Buckets::Columns& columns, const at::Tensor& buffer, const Copy& copy) {
-  const auto& [flat, chunk, begin, width] = columns;
-  const int64_t rows = flat.numel() / chunk, rest = flat.numel() % chunk;
-  if (rows > 0) {
-    copy(buffer.narrow(0, 0, rows),
-         flat.narrow(0, 0, rows * chunk).view({rows, chunk}).narrow(1, begin, width));
+/// Copies what a rank has of a bucket to a row [width], or from it.
+void copy_pieces(const Bucket& bucket, int64_t rank, const at::Tensor& row, bool to_row) {
+  int64_t at = 0;
+  for (const auto& [flat, chunk, begin, width] : bucket.columns) {
+    const int64_t from = rank * chunk + begin, length = std::min(flat.numel() - from, width);
+    at += width;
+    if (length <= 0) continue;
+    const at::Tensor there = row.narrow(0, at - width, length), here = flat.narrow(0, from, length);
+    (to_row ? there : here).copy_(to_row ? here : there);
   }
-  const int64_t left = std::clamp<int64_t>(rest - begin, 0, width);
-  if (left > 0) copy(buffer.select(0, rows).narrow(0, 0, left), flat.narrow(0, rows * chunk + begin, left));
 }
 
-int64_t width_of(const std::vector<Buckets::Columns>& columns) {
-  int64_t width = 0;
-  for (const Buckets::Columns& each : columns) width += each.width;
-  return width;
+/// Adds the tensor to buckets; full(bucket) takes those that are full, and those of another dtype.
+template <class Full>
+void add_to(Bucket* next, const at::Tensor& tensor, const Group& group, const Full& full) {
+  ESPALIER_ASSERT(tensor.is_contiguous());
+  if (next->width > 0 && next->columns[0].flat.scalar_type() != tensor.scalar_type())
+    full(std::exchange(*next, {}));
+  const int64_t chunk = chunk_of(tensor.numel(), group.size());
+  const int64_t limit = std::max(kAlignment, group.bucket_bytes() / (group.size() * tensor.element_size()));
+  for (int64_t begin = 0, width = 0; begin < chunk; begin += width) {
+    width = std::min(chunk - begin, limit - next->width);
+    next->columns.push_back({tensor.detach().view(-1), chunk, begin, width});
+    if ((next->width += width) == limit) full(std::exchange(*next, {}));
+  }
 }
 
 }  // namespace
 
-void Buckets::add(const at::Tensor& tensor) {
-  ESPALIER_ASSERT(tensor.is_contiguous());
-  if (!next_.empty() && next_.front().flat.scalar_type() != tensor.scalar_type()) end();
-  const int64_t chunk = chunk_of(tensor.numel(), ranks_);
-  const int64_t limit = std::max<int64_t>(kAlignment, kBucketBytes / (ranks_ * tensor.element_size()));
-  for (int64_t begin = 0, width = 0; begin < chunk; begin += width) {
-    width = std::min(chunk - begin, limit - width_);
-    next_.push_back({tensor.view(-1), chunk, begin, width});
-    width_ += width;
-    if (width_ == limit) end();
-  }
-}
-
-void Buckets::end() {
-  if (!next_.empty()) full_(next_);
-  next_.clear();
-  width_ = 0;
-}
-
-PartSums::PartSums(const Group& group)
-    : group_(group), buckets_(group.size(), [this](const auto& columns) { send(columns); }) {}
-
 void PartSums::add(const at::Tensor& tensor) {
-  if (group_.size() > 1) buckets_.add(tensor);
+  if (group_.size() > 1) add_to(&next_, tensor, group_, [this](Bucket bucket) { send(std::move(bucket)); });
 }
 
-void PartSums::send(const std::vector<Buckets::Columns>& columns) {
+void PartSums::end() {
+  if (next_.width > 0) send(std::exchange(next_, {}));
+}
+
+void PartSums::send(Bucket bucket) {
   const at::NoGradGuard no_grad;
   if (sent_.size() == kMostSent) receive();
-  const at::Tensor& first = columns.front().flat;
-  const at::Tensor rows = at::zeros({group_.size(), width_of(columns)}, first.options());
-  int64_t begin = 0;
-  for (const Buckets::Columns& each : columns) {
-    copy_columns(each, rows.narrow(1, begin, each.width),
-                 [](const at::Tensor& buffer, const at::Tensor& tensor) { buffer.copy_(tensor); });
-    begin += each.width;
-  }
-  if (!totals_.defined()) totals_ = at::zeros({3}, first.options().dtype(at::kDouble));
+  const at::TensorOptions options = bucket.columns[0].flat.options();
+  const at::Tensor rows = at::zeros({group_.size(), bucket.width}, options);
+  for (int64_t rank = 0; rank < rows.size(0); ++rank) copy_pieces(bucket, rank, rows[rank], true);
+  if (!totals_.defined()) totals_ = at::zeros({3}, options.dtype(at::kDouble));
   totals_[0] += rows.sum(at::kDouble);
   totals_[1] += at::linalg_vector_norm(rows, 1, {}, false, at::kDouble);
-  rounding_ = std::max(
-      rounding_, static_cast<double>(group_.size()) * (first.scalar_type() == at::kDouble ? 1e-12 : 0x1p-23));
-  sent_.push_back({columns, group_.exchange(rows)});
+  const double rounding = rows.element_size() == 8 ? 1e-12 : 0x1p-23;
+  rounding_ = std::max(rounding_, static_cast<double>(rows.size(0)) * rounding);
+  bucket.received = group_.exchange(rows);
+  sent_.push_back(std::move(bucket));
 }
 
 void PartSums::receive() {
   const at::NoGradGuard no_grad;
-  const Sent sent = std::move(sent_.front());
+  const Bucket bucket = std::move(sent_.front());
   sent_.pop_front();
-  const at::Tensor rows = sent.received(), sum = rows[0];
+  const at::Tensor rows = bucket.received(), sum = rows[0];
   for (int64_t rank = 1; rank < rows.size(0); ++rank) sum.add_(rows[rank]);
   totals_[2] += sum.sum(at::kDouble);
-  int64_t from = 0;
-  for (const auto& [flat, chunk, begin, width] : sent.columns) {
-    const at::Tensor own = group_.part(flat);
-    const int64_t length = std::clamp<int64_t>(own.numel() - begin, 0, width);
-    if (length > 0) own.narrow(0, begin, length).copy_(sum.narrow(0, from, length));
-    from += width;
-  }
+  copy_pieces(bucket, group_.rank(), sum, false);
 }
 
 void PartSums::finish() {
-  buckets_.end();
   while (!sent_.empty()) receive();
   if (!totals_.defined()) return;
   const at::Tensor host = totals_.cpu();
@@ -165,26 +133,17 @@ at::Tensor Group::whole(const at::Tensor& own, at::IntArrayRef shape) const {
 void Group::gather_parts(const std::vector<at::Tensor>& tensors) const {
   if (size() == 1) return;
   const at::NoGradGuard no_grad;
-  Buckets buckets(size(), [this](const std::vector<Buckets::Columns>& columns) {
-    const at::Tensor own = at::zeros({width_of(columns)}, columns.front().flat.options());
-    int64_t to = 0, from = 0;
-    for (const auto& [flat, chunk, begin, width] : columns) {
-      const at::Tensor here = part(flat);
-      const int64_t length = std::clamp<int64_t>(here.numel() - begin, 0, width);
-      if (length > 0) own.narrow(0, to, length).copy_(here.narrow(0, begin, length));
-      to += width;
-    }
+  Bucket next;
+  const auto gather_bucket = [this](const Bucket& bucket) {
+    const at::Tensor own = at::zeros({bucket.width}, bucket.columns[0].flat.options());
+    copy_pieces(bucket, rank(), own, true);
     const at::Tensor rows = gather(own);
-    for (const Buckets::Columns& each : columns) {
-      copy_columns(each, rows.narrow(1, from, each.width),
-                   [](const at::Tensor& buffer, const at::Tensor& tensor) { tensor.copy_(buffer); });
-      from += each.width;
-    }
-  });
+    for (int64_t rank = 0; rank < size(); ++rank) copy_pieces(bucket, rank, rows[rank], false);
+  };
   for (const at::Tensor& tensor : tensors) {
-    if (tensor.defined()) buckets.add(tensor.detach());
+    if (tensor.defined()) add_to(&next, tensor, *this, gather_bucket);
   }
-  buckets.end();
+  if (next.width > 0) gather_bucket(next);
 }
 
 void Group::zero_others(const std::vector<at::Tensor>& tensors) const {
@@ -199,6 +158,7 @@ void Group::zero_others(const std::vector<at::Tensor>& tensors) const {
 void Group::add_up(const std::vector<at::Tensor>& tensors) const {
   PartSums sums(*this);
   for (const at::Tensor& tensor : tensors) sums.add(tensor);
+  sums.end();
   sums.finish();
   gather_parts(tensors);
 }
@@ -247,8 +207,16 @@ void Group::check_equal(const std::string& what, const std::string& text) const 
       fmt::format("{}: expected the same on all ranks, received {}", what, fmt::join(found, "; ")));
 }
 
+at::Tensor Group::gather(const at::Tensor& own) const {
+  return own.unsqueeze(0);
+}
+
+std::function<at::Tensor()> Group::exchange(const at::Tensor& rows) const {
+  return [rows] { return rows; };
+}
+
 const Group& alone() {
-  static const Alone group;
+  static const Group group;
   return group;
 }
 

@@ -27,23 +27,25 @@ class RankError : public InputError {
 /// How the values of the ranks become one. kNorm: the root of the sum of squares.
 enum class RankReduction { kSum, kMin, kMax, kNorm };
 
-/// Processes with the ranks 0 to size() - 1. All functions but rank(), size() and is_first() are collectives:
-/// every rank calls the same ones in the same order. Results are the same bits on all ranks, and depend on
-/// the values and the number of ranks alone. Collectives throw RankError where a rank has failed
-/// (process_group.h).
+/// Processes with the ranks 0 to size() - 1; this class is one process. All functions but rank(), size() and
+/// is_first() are collectives: every rank calls the same ones in the same order. Results are the same bits on
+/// all ranks, and depend on the values and the number of ranks alone. Collectives throw RankError where a
+/// rank has failed (process_group.h).
 class Group {
  public:
   virtual ~Group() = default;
-  virtual int64_t rank() const = 0;
-  virtual int64_t size() const = 0;
+  virtual int64_t rank() const { return 0; }
+  virtual int64_t size() const { return 1; }
   bool is_first() const { return rank() == 0; }
+  /// Tensors are sent in buckets of so many bytes.
+  virtual int64_t bucket_bytes() const { return int64_t{32} << 20; }
 
   /// [N, ...]: what every rank gives, by rank. The ranks have the same shapes.
-  virtual at::Tensor gather(const at::Tensor& own) const = 0;
+  virtual at::Tensor gather(const at::Tensor& own) const;
 
   /// Starts to send row r of `rows` [N, ...] to rank r, for every r. The result waits, and gives the rows
   /// that the ranks have sent to this one, by rank.
-  virtual std::function<at::Tensor()> exchange(const at::Tensor& rows) const = 0;
+  virtual std::function<at::Tensor()> exchange(const at::Tensor& rows) const;
 
   /// The bytes of every rank, by rank.
   std::vector<std::string> gather(const std::string& bytes) const;
@@ -107,54 +109,40 @@ class Group {
   void check_equal(const std::string& what, const std::string& text) const;
 };
 
-/// Cuts tensors into buckets of equal bytes: of each tensor columns, as rows [N, chunk] of which each rank
-/// has one (Group::part); the last may be shorter.
-class Buckets {
- public:
+/// Of some tensors columns, as rows [N, chunk] of which each rank has one (Group::part); the last is shorter.
+struct Bucket {
   struct Columns {
     at::Tensor flat;
     int64_t chunk, begin, width;
   };
-  using Full = std::function<void(const std::vector<Columns>&)>;
-
-  /// `full` is called with each bucket, by add() or end().
-  Buckets(int64_t ranks, Full full) : ranks_(ranks), full_(std::move(full)) {}
-  void add(const at::Tensor& tensor);
-  void end();
-
- private:
-  int64_t ranks_;
-  Full full_;
-  std::vector<Columns> next_;
-  int64_t width_ = 0;
+  std::vector<Columns> columns{};
+  int64_t width = 0;
+  std::function<at::Tensor()> received{};
 };
 
 /// Adds up tensors over the ranks while more are computed, in their dtype and in the order of the ranks. They
 /// are added in the same order on all ranks.
 class PartSums {
  public:
-  explicit PartSums(const Group& group);
-  PartSums(const PartSums&) = delete;
-  PartSums& operator=(const PartSums&) = delete;
+  explicit PartSums(const Group& group) : group_(group) {}
 
   /// From now to finish() the tensor, which is contiguous, is used by nobody else.
   void add(const at::Tensor& tensor);
+
+  /// Sends what makes no whole bucket. Call after the last add().
+  void end();
 
   /// Waits until Group::part of each tensor is its sum; other elements have no meaning. Throws RankError if
   /// elements were lost on the way, as far as the sum of all elements tells.
   void finish();
 
  private:
-  struct Sent {
-    std::vector<Buckets::Columns> columns;
-    std::function<at::Tensor()> received;
-  };
-  void send(const std::vector<Buckets::Columns>& columns);
+  void send(Bucket bucket);
   void receive();
 
   const Group& group_;
-  Buckets buckets_;
-  std::deque<Sent> sent_;
+  Bucket next_;
+  std::deque<Bucket> sent_;
   at::Tensor totals_;    // in float64: elements sent, their absolute values, elements received
   double rounding_ = 0;  // of all additions of one element, relative
 };

@@ -54,9 +54,9 @@ struct InFlightMicroBatch {
 /// is converted into a PendingStep.
 class StepExecution {
  public:
-  StepExecution(const Model& model, const Step& step, const Loss& loss, const Group& group)
+  StepExecution(const Model& model, const Step& step, const Loss& loss, const PassEvents& events)
       : model_(model),
-        group_(group),
+        events_(events),
         device_(model.device()),
         step_(step),
         loss_(loss),
@@ -73,6 +73,7 @@ class StepExecution {
     for (Work* work : {&counts_.work, &counts_.recomputed}) {
       work->window_pairs.resize(model.sliding_windows().size());
     }
+    walk(step, active_, [](int64_t) {}, [this](int64_t m) { last_ = m; });
   }
 
   bool needs_logprob_pass() const {
@@ -94,7 +95,8 @@ class StepExecution {
     logprob_pass_.emplace(device_).measure(
         [&] { for_each_logprobs({model_, step_, loss_, active_, router_statistics_}, visit, entered); });
     set_counting(false);
-    add_up_routers();
+    has_all_routers_ = needs_routing_pass(step_, loss_) && events_.routed;
+    if (has_all_routers_) events_.routed(router_statistics_->sums());
   }
 
   void enter(int64_t m) {
@@ -119,8 +121,8 @@ class StepExecution {
 
   PendingStep into_pending() && {
     std::optional<PendingStep::Routers> routers;
-    add_up_routers();
-    if (router_statistics_) routers = PendingStep::Routers{model_.routers(), router_statistics_->values()};
+    if (router_statistics_)
+      routers = PendingStep::Routers{model_.routers(), router_statistics_, has_all_routers_};
     return {counts_, std::move(sums_), std::move(meters_), std::move(logprob_pass_), std::move(routers)};
   }
 
@@ -130,13 +132,6 @@ class StepExecution {
   /// Enables counting by routers, so that every token of the step is counted once.
   void set_counting(bool counting) {
     if (router_statistics_) router_statistics_->set_counting(counting);
-  }
-
-  /// What the routers of all ranks have counted, once.
-  void add_up_routers() {
-    if (!router_statistics_ || std::exchange(has_all_routers_, true)) return;
-    group_.together([] { return true; });
-    group_.add_up(router_statistics_->sums());
   }
 
   std::vector<ContextFrame*> ancestors(const Batch& batch) const {
@@ -175,7 +170,8 @@ class StepExecution {
                                        .checkpoint_layers = checkpoint_layers,
                                        .head = head,
                                        .entropies = sums_.entropies(),
-                                       .router_statistics = router_statistics_});
+                                       .router_statistics = router_statistics_,
+                                       .left = m == last_ ? events_.left : nullptr});
     const Work work = work_of(m, batch, batch.num_logit_rows());
     counts_.work += work;
     if (checkpoint_layers) counts_.recomputed += work;
@@ -228,7 +224,7 @@ class StepExecution {
   }
 
   const Model& model_;
-  const Group& group_;
+  const PassEvents& events_;
   at::Device device_;
   const Step& step_;
   const Loss& loss_;
@@ -243,6 +239,7 @@ class StepExecution {
   std::map<int64_t, PassMeter> meters_;  // by micro-batch
   std::optional<PassMeter> logprob_pass_;
   bool has_all_routers_ = false;
+  int64_t last_ = -1;  // the micro-batch with the last backward pass
 };
 
 /// The negative log-likelihood by loss weights, and the sum of these, of log-probabilities by their places in
@@ -280,13 +277,13 @@ StepCounts add_up(StepCounts counts, const Group& group) {
 }  // namespace
 
 PendingStep start_forward_backward(const Model& model, const Step& step, const Loss& loss,
-                                   const MicroBatchProgress& progress, const Group& group) {
-  StepExecution execution(model, step, loss, group);
+                                   const PassEvents& events) {
+  StepExecution execution(model, step, loss, events);
   const auto num_micro_batches = static_cast<int64_t>(step.plan.micro_batches.size());
   const int64_t total = num_micro_batches * (execution.needs_logprob_pass() ? 2 : 1);
   int64_t done = 0;
   const auto advance = [&](int64_t) {
-    if (progress) progress(++done, total);
+    if (events.progress) events.progress(++done, total);
   };
   if (execution.needs_logprob_pass()) execution.run_logprob_pass(advance);
   walk(
@@ -295,7 +292,7 @@ PendingStep start_forward_backward(const Model& model, const Step& step, const L
         execution.leave(m);
         advance(m);
       });
-  if (progress && done < total) progress(total, total);  // micro-batches without loss
+  if (events.progress && done < total) events.progress(total, total);  // micro-batches without loss
   return std::move(execution).into_pending();
 }
 
@@ -304,7 +301,9 @@ StepResult finish(PendingStep pending, const Group& group) {
   auto [loss, metrics] = pending.sums.read(group);
   StepResult result{add_up(std::move(pending.counts), group), {}, loss, std::move(metrics)};
   if (pending.routers) {
-    result.routers = RouterStatistics::report(pending.routers->values.cpu(), pending.routers->shape);
+    const auto& [shape, statistics, has_all] = *pending.routers;
+    if (!has_all) group.add_up(statistics->sums());
+    result.routers = RouterStatistics::report(statistics->values().cpu(), shape);
   }
   for (const auto& [m, meter] : pending.meters) result.measured.push_back(meter.read(m));
   if (pending.logprob_pass) result.logprob_pass = pending.logprob_pass->read(-1);
@@ -313,7 +312,7 @@ StepResult finish(PendingStep pending, const Group& group) {
 
 StepResult forward_backward(const Model& model, const Step& step, const Loss& loss,
                             const MicroBatchProgress& progress) {
-  return finish(start_forward_backward(model, step, loss, progress));
+  return finish(start_forward_backward(model, step, loss, {.progress = progress}));
 }
 
 PendingEvaluation start_evaluation(const Model& model, const Step& step, const Loss& loss,

@@ -74,11 +74,23 @@ struct StepResult : StepCounts, StepMeasures {
 /// means queued on the device.
 using MicroBatchProgress = std::function<void(int64_t done, int64_t total)>;
 
+/// What the passes of a step call while they go on.
+struct PassEvents {
+  MicroBatchProgress progress{};
+  /// Adds up what the routers of all ranks have counted. Called before the first backward pass, where that
+  /// needs them (needs_routing_pass).
+  std::function<void(const std::vector<at::Tensor>&)> routed{};
+  /// Called in the last backward pass of the step, for layers from the last to the second: the gradients of
+  /// their parameters are those of the step.
+  std::function<void(int64_t layer)> left{};
+};
+
 /// A step whose micro-batches have all been queued on the device. The loss must outlive it.
 struct PendingStep {
   struct Routers {
     RouterShape shape;
-    at::Tensor values;  // RouterStatistics::values
+    c10::intrusive_ptr<RouterStatistics> statistics;
+    bool has_all = false;  // of all ranks
   };
   StepCounts counts;
   StepSums sums;
@@ -94,9 +106,9 @@ struct PendingStep {
 /// of the plan does not provide them in time, a log-prob pass runs first. Likewise for the load-balancing
 /// loss, which needs the number of tokens of each expert over the step. The host does not synchronise with
 /// the device, except that a mixture of experts reads token counts. A rank of a group has the gradients of
-/// its share (share.h), and is called in Group::together.
+/// its share (share.h).
 PendingStep start_forward_backward(const Model& model, const Step& step, const Loss& loss,
-                                   const MicroBatchProgress& progress = {}, const Group& group = alone());
+                                   const PassEvents& events = {});
 
 /// Synchronises with the device once and reads loss and metrics, those of all ranks. Measures are of this
 /// rank.

@@ -248,6 +248,9 @@ ForwardResult forward(const Model& model, const Batch& batch, std::span<ContextF
   const int64_t num_layers = model.num_layers();
   for (int64_t i = 0; i < num_layers; ++i) {
     const at::Tensor rows = i + 1 < num_layers ? at::Tensor() : rows_of_last_layer(batch, options);
+    // Autograd runs what was made last first, so that nothing of this layer is left to run.
+    if (i > 0 && options.left && hidden.requires_grad())
+      hidden.register_hook([left = options.left, i](const at::Tensor&) { left(i); });
     const Recomputed layer = layer_function(model, sequence, i, tables, rows);
     std::vector<at::Tensor> outputs = options.checkpoint_layers ? recompute(hidden, layer) : layer(hidden);
     hidden = outputs.front();

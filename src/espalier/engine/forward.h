@@ -78,6 +78,7 @@ struct ForwardOptions {
                                                              // unaffected by kDetached
   c10::intrusive_ptr<RouterStatistics> router_statistics{};  // null: none
   RouterRecord* router_record = nullptr;                     // if set, appended to
+  std::function<void(int64_t layer)> left{};  // called in the backward pass: it has left this layer
 };
 
 struct ForwardResult {

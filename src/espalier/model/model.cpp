@@ -19,12 +19,10 @@ void Model::zero_gradients() const {
   for (const Parameter& parameter : parameters()) at::Tensor(parameter.value).mutable_grad().reset();
 }
 
-void Model::complete_gradients() const {
-  for (const Parameter& parameter : parameters()) {
-    at::Tensor& gradient = at::Tensor(parameter.value).mutable_grad();
-    if (gradient.defined()) continue;
-    gradient = at::zeros_like(parameter.value, detail::accumulator_dtype(parameter.value.scalar_type()));
-  }
+void complete_gradient(const at::Tensor& parameter) {
+  at::Tensor& gradient = at::Tensor(parameter).mutable_grad();
+  if (!gradient.defined())
+    gradient = at::zeros_like(parameter, detail::accumulator_dtype(parameter.scalar_type()));
 }
 
 double global_norm(std::vector<at::Tensor> gradients) {

@@ -80,10 +80,10 @@ class Model {
   /// (float64 for float64 models): their .grad. Undefined if there were none.
   std::vector<at::Tensor> gradients() const;
   void zero_gradients() const;
-
-  /// Sets undefined gradients to zeros, so that a reduction over processes has the same tensors everywhere.
-  void complete_gradients() const;
 };
+
+/// Sets an undefined gradient to zeros, so that a reduction over processes has the same tensors everywhere.
+void complete_gradient(const at::Tensor& parameter);
 
 /// L2 norm over all gradients, summed in float64; undefined ones count as zero. All must be on one device,
 /// which is synchronised once.

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -47,14 +48,14 @@ struct RankTable {
   RankPlan plan;
   RankPlan trajectories;
   int64_t forest_tokens = 0;
-  bool has_model = false;     // seconds are predicted for a given model
-  double seconds_alone = 0;   // of one process for all trees
-  double reduced_bytes = 0;   // of gradients in float32
-  double link_bandwidth = 0;  // bytes per second into a process, and as many out of it; 0: not given
+  bool has_model = false;            // seconds are predicted for a given model
+  double seconds_alone = 0;          // of one process for all trees
+  double reduced_bytes = 0;          // of gradients in float32
+  double link_bandwidth = 0;         // bytes per second into a process, and as many out of it; 0: not given
+  std::vector<double> peak_bytes{};  // by rank; empty without a model
 
   double num_ranks() const { return static_cast<double>(plan.ranks.size()); }
-  /// Of a ring that sums gradients after the last backward pass: each process sends and receives
-  /// 2 (N - 1) / N of them (Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms", 2009).
+  /// Each process sends and receives (N - 1) / N of the gradients, and then of the weights.
   double communication_seconds() const {
     return 2 * (num_ranks() - 1) / num_ranks() * reduced_bytes / link_bandwidth;
   }
@@ -80,8 +81,12 @@ struct RankTable {
     row("  over the bound",
         fmt::format("{} above the lower bound of any distribution",
                     percent(plan.least_seconds > 0 ? plan.seconds() / plan.least_seconds - 1 : 0)));
+    if (!peak_bytes.empty()) {
+      row("memory", fmt::format("{} at most, with the optimiser state divided",
+                                human_bytes(*std::ranges::max_element(peak_bytes))));
+    }
     if (link_bandwidth > 0) {
-      row("communication", fmt::format("{} for {:.3g} GB of gradients, after the last backward pass",
+      row("communication", fmt::format("{} for {:.3g} GB of gradients and as many of weights, at most",
                                        seconds_text(communication_seconds()), reduced_bytes / 1e9));
       row("efficiency",
           fmt::format("{} of {} times one process, which takes {}", percent(efficiency()),
@@ -95,15 +100,15 @@ struct RankTable {
         fmt::format("{}, {:.2f} times the seconds (whole trajectories, by Karmarkar-Karp)",
                     slowest(trajectories), plan.seconds() > 0 ? trajectories.seconds() / plan.seconds() : 1));
     if (plan.ranks.size() > kMostRows) return text;
-    text += fmt::format("\n  {:>4}  {:>12}  {:>11}  {:>10}\n", "rank", "trajectories", "tree tokens",
-                        has_model ? "time" : "of slowest");
+    text += fmt::format("\n  {:>4}  {:>12}  {:>11}  {:>10}{}\n", "rank", "trajectories", "tree tokens",
+                        has_model ? "time" : "of slowest", has_model ? "      memory" : "");
     for (size_t r = 0; r < plan.ranks.size(); ++r) {
       const RankShare& share = plan.ranks[r];
-      text += fmt::format("  {:>4}  {:>12}  {:>11}  {:>10}\n", r,
-                          with_commas(static_cast<int64_t>(share.trajectories.size())),
-                          with_commas(share.tree_tokens),
-                          has_model ? seconds_text(share.seconds)
-                                    : percent(share.seconds / std::max(plan.seconds(), 1e-300)));
+      text += fmt::format(
+          "  {:>4}  {:>12}  {:>11}  {:>10}{}\n", r,
+          with_commas(static_cast<int64_t>(share.trajectories.size())), with_commas(share.tree_tokens),
+          has_model ? seconds_text(share.seconds) : percent(share.seconds / std::max(plan.seconds(), 1e-300)),
+          has_model ? fmt::format("  {:>10}", human_bytes(peak_bytes[r])) : "");
     }
     return text;
   }
@@ -122,6 +127,8 @@ struct RankTable {
       json["ranks"].push_back({{"trajectories", share.trajectories},
                                {"tree_tokens", share.tree_tokens},
                                {"predicted_seconds", share.seconds}});
+      const size_t r = json["ranks"].size() - 1;
+      if (!peak_bytes.empty()) json["ranks"][r]["predicted_peak_bytes"] = std::llround(peak_bytes[r]);
     }
     return json;
   }
@@ -149,17 +156,15 @@ void run_plan(const PlanArguments& flags) {
   ComparedStep compared;
   TimeModel rates = common_costs().time;
   StepFlops flops;
-  double num_trained = 0;
+  ModelPlan plan;
   if (!planner) {
     compared = compare_step_plans(trajectories, options, comparing);
   } else {
-    ModelPlan plan =
-        planner(trajectories, options, comparing, [&](const std::string& text) { progress->line(text); });
+    plan = planner(trajectories, options, comparing, [&](const std::string& text) { progress->line(text); });
     compared = std::move(plan.compared);
     summary.predictions = std::move(plan.predictions);
     summary.calibrated = plan.rates.calibrated;
     rates = std::move(plan.rates);
-    num_trained = plan.num_trained;
     flops.add(plan.cost, compared.step);
     summary.flops = flops;
   }
@@ -176,8 +181,11 @@ void run_plan(const PlanArguments& flags) {
                       .forest_tokens = forest.tree_tokens(),
                       .has_model = !flags.model.empty(),
                       .seconds_alone = distribute(forest, 1, rates).seconds(),
-                      .reduced_bytes = num_trained * sizeof(float),
+                      .reduced_bytes = plan.reduced_bytes,
                       .link_bandwidth = flags.link_bandwidth * 1e9};
+    for (const RankShare& share : ranks->plan.ranks) {
+      if (plan.rank_bytes) ranks->peak_bytes.push_back(plan.rank_bytes(share.trajectories));
+    }
   }
   if (flags.json) {
     nlohmann::ordered_json json = summary.json();

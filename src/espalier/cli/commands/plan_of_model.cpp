@@ -3,6 +3,8 @@
 
 #include <ATen/Parallel.h>
 
+#include <algorithm>
+
 #include "espalier/base/file.h"
 #include "espalier/cli/print/plan_summary.h"
 #include "espalier/measure/device_options.h"
@@ -32,11 +34,22 @@ ModelPlanner planner_of_model(const PlanArguments& flags) {
         const PlanCosts costs = flags.planning.measured_costs(use, note);
         const PlanCosts compared_by = flags.planning.costs(use);
         options.costs = &compared_by;
-        ModelPlan plan{.compared = compare_step_plans(trajectories, options, progress),
-                       .predictions = {},
-                       .rates = costs.time,
-                       .cost = use.cost(),
-                       .num_trained = trained_parameters(costs.memory)};
+        ModelPlan plan{
+            .compared = compare_step_plans(trajectories, options, progress),
+            .predictions = {},
+            .rates = costs.time,
+            .cost = use.cost(),
+            .reduced_bytes = trained_parameters(costs.memory) * static_cast<double>(costs.memory.sum_bytes),
+            .rank_bytes = {}};
+        PlanCosts of_rank = compared_by;
+        of_rank.memory.optimizer_bytes_per_parameter =
+            optimizer_bytes(flags.optimizer, trained, std::max<int64_t>(1, flags.ranks));
+        plan.rank_bytes = [&trajectories, options, of_rank](const std::vector<int64_t>& rows) {
+          StepOptions own = options;
+          own.costs = &of_rank;
+          const Step step = rows.empty() ? Step() : make_step(trajectories, rows, own);
+          return std::max(resident_bytes(of_rank.memory), predict_step(of_rank, step).largest_peak_bytes());
+        };
         if (!flags.save_cost_model.empty()) {
           write_text(flags.save_cost_model, cost_model_json(costs.time).dump(2) + "\n");
         }

@@ -36,7 +36,9 @@ struct ModelPlan {
   std::vector<std::optional<StepPrediction>> predictions;  // by candidate
   TimeModel rates;
   ModelCost cost;
-  double num_trained = 0;  // parameters with gradients
+  double reduced_bytes = 0;  // of all gradients
+  /// Predicted peak bytes of one of --ranks processes that has these rows, none among them.
+  std::function<double(const std::vector<int64_t>&)> rank_bytes;
 };
 
 /// `note` receives lines about what is being measured.

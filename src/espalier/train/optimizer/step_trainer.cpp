@@ -3,27 +3,75 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cmath>
 #include <exception>
+#include <functional>
+#include <string_view>
 #include <utility>
+#include <vector>
 
+#include "espalier/engine/order.h"
 #include "espalier/runtime/out_of_memory.h"
 #include "espalier/train/optimizer/diagnosis.h"
 
 namespace espalier {
+namespace {
+
+/// Trained parameters with the numbers of their layers, in the order in which a backward pass leaves them.
+/// -1: of no layer.
+std::vector<std::pair<int64_t, at::Tensor>> parameters_by_layer(const Decoder& decoder) {
+  constexpr std::string_view kLayers = "layers.";
+  std::vector<std::pair<int64_t, at::Tensor>> result;
+  for (const auto& [name, value] : decoder.parameters()) {
+    const size_t at = name.find(kLayers);
+    result.emplace_back(at == std::string::npos ? -1 : std::stoll(name.substr(at + kLayers.size())), value);
+  }
+  std::ranges::stable_sort(result, std::greater(), [](const auto& each) { return each.first; });
+  return result;
+}
+
+}  // namespace
 
 StepResult StepTrainer::add_gradients(const Step& step, const Loss& loss,
                                       const MicroBatchProgress& progress) {
   group_.check_equal("the step's rows, terms and shares", step.whole.digest);
   // Gradients of earlier steps are added up again with the new ones.
   group_.zero_others(decoder_.gradients());
-  PendingStep pending =
-      group_.together([&] { return start_forward_backward(decoder_, step, loss, progress, group_); });
-  StepResult result = finish(std::move(pending), group_);
-  // An expert without tokens gets a zero gradient, so that its moments decay as those of fused experts do.
-  decoder_.complete_gradients();
   PartSums sums(group_);
-  for (const at::Tensor& gradient : decoder_.gradients()) sums.add(gradient);
+  std::vector<std::pair<int64_t, at::Tensor>> by_layer = parameters_by_layer(decoder_);
+  auto next = by_layer.begin();
+  const auto add_from = [&](int64_t layer) {
+    for (; next != by_layer.end() && next->first >= layer; ++next) {
+      // An expert without tokens gets a zero gradient, so that its moments decay as those of fused experts
+      // do.
+      complete_gradient(next->second);
+      sums.add(next->second.grad());
+    }
+  };
+  const auto add_rest = [&] {
+    add_from(-1);
+    sums.end();
+  };
+  bool all_come = !needs_routing_pass(step, loss);  // to the sums, with those that fail in a pass
+  const auto routed = [&](const std::vector<at::Tensor>& counts) {
+    all_come = group_.together([] { return true; });
+    group_.add_up(counts);
+  };
+  PendingStep pending = group_.together([&] {
+    try {
+      PendingStep started = start_forward_backward(
+          decoder_, step, loss, {.progress = progress, .routed = routed, .left = add_from});
+      add_rest();
+      return started;
+    } catch (const RankError&) {
+      throw;
+    } catch (const std::exception&) {
+      if (all_come) add_rest();
+      throw;
+    }
+  });
+  StepResult result = finish(std::move(pending), group_);
   sums.finish();
   return result;
 }

@@ -617,20 +617,16 @@ class TrainingRun {
   /// Saves the last completed step, in the rescue folder if need be. Returns why it could not be saved.
   std::string save_at_the_end() {
     std::string why = save_failed_ ? fmt::format("step {} is not saved", state_.step) : std::string();
+    OptimizerState optimizer;
     try {
       group_.check_equal("the step that is saved", std::to_string(state_.step));
-      const OptimizerState optimizer = trainer_.optimizer().state();
-      if (!folder_ || saved_ == state_.step) return why;
-      needs_rescue_ = true;
-      try {
-        if (!save_failed_) save_now(optimizer);
-      } catch (const std::exception& error) {
-        why = fmt::format("step {} could not be saved: {}", state_.step, text_of(error));
-      }
-      try_to_rescue(optimizer);
+      optimizer = trainer_.optimizer().state();
+      if (folder_ && !save_failed_ && saved_ < state_.step) save_now(optimizer);
     } catch (const std::exception& error) {
       why = fmt::format("step {} could not be saved: {}", state_.step, text_of(error));
     }
+    needs_rescue_ = !optimizer.empty() && saved_ < state_.step;
+    try_to_rescue(optimizer);
     return why;
   }
 
