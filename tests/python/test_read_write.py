@@ -13,6 +13,7 @@ from safetensors.numpy import load_file
 import espalier as package
 from conftest import seed_of
 from espalier.errors import python_names
+from espalier.rows import writer
 
 ROWS = [
     {"input_ids": [5, 6, 7], "loss_mask": [0, 1, 1], "logprobs": [None, -0.5, -0.25], "reward": 1.5, "group_id": "a",
@@ -192,3 +193,21 @@ def test_a_report_shows_text_with_a_tokenizer(espalier, models, tmp_path):
     assert with_text.html() != without.html() and with_text.data["tree_tokens"] == without.data["tree_tokens"]
     with pytest.raises(package.InputError, match="model: expected a folder with a tokenizer.json"):
         package.inspect(path, model=tmp_path)
+
+
+def test_packed_files_are_the_same_whatever_part_of_them_was_kept_in_files(tmp_path, monkeypatch):
+    """Of rows that `espalier import` and `prepare` write, with a mask first and weights later."""
+    rows = [{**row, "routed_experts": None} for row in ROWS * 5]
+    found = []
+    for block in (1 << 18, 2):
+        monkeypatch.setattr(writer._Column, "BLOCK", block)
+        with writer.row_writer(tmp_path / f"{block}.safetensors") as packed:
+            for row in rows:
+                packed.add({"loss_mask": None, **row, "logprobs": row.get("logprobs")})
+        found.append((tmp_path / f"{block}.safetensors").read_bytes())
+    assert found[0] == found[1] and sorted(path.name for path in tmp_path.iterdir()) == ["2.safetensors", "262144.safetensors"]
+    package.write(tmp_path / "rows.jsonl", rows)
+    read, expected = package.read(tmp_path / "2.safetensors"), package.read(tmp_path / "rows.jsonl")
+    for name in ("offsets", "input_ids", "loss_weights", "logprobs", "ref_logprobs", "advantages", "reward", "chosen"):
+        assert getattr(read, name).tolist() == getattr(expected, name).tolist(), name
+    assert (read.group_id, read.pair_id, read.trajectory_id) == (expected.group_id, expected.pair_id, expected.trajectory_id)

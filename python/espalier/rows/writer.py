@@ -16,6 +16,7 @@ import io
 import json
 import os
 import secrets
+import tempfile
 import time
 from array import array
 from pathlib import Path
@@ -68,7 +69,7 @@ def row_writer(path):
     """Yields a writer with add(row) for rows of docs/data-format.md."""
     path = Path(path)
     if path.suffix == ".safetensors":
-        writer = _PackedWriter()
+        writer = _PackedWriter(path.parent)
         with atomic_path(path) as scratch:
             yield writer
             writer.save(scratch)
@@ -100,69 +101,129 @@ class _JsonlWriter:
         self._stream.write(json.dumps(present, ensure_ascii=False, separators=(",", ":")) + "\n")
 
 
-class _Reals:
-    """A column of real numbers that rows may lack. It uses no memory before the first row that has it."""
+class _Column:
+    """Values of a type of `array`. Beyond a block they are in a file without a name: memory does not grow with the rows."""
 
-    def __init__(self):
-        self._values, self._present = array("d"), bytearray()
-        self._entries = 0  # of all rows
+    BLOCK = 1 << 18
+
+    def __init__(self, kind, folder):
+        self._last, self._folder, self._file, self._stored = array(kind), folder, None, 0
+
+    def __len__(self):
+        return self._stored + len(self._last)
+
+    def extend(self, values):
+        self._last.extend(values)
+        if len(self._last) < self.BLOCK:
+            return
+        if self._file is None:
+            self._file = tempfile.TemporaryFile(dir=self._folder)  # noqa: SIM115  it lives as long as the column
+        self._last.tofile(self._file)
+        self._stored += len(self._last)
+        del self._last[:]
+
+    def fill_up(self, count, value=0):
+        """With `value`, until there are `count`."""
+        while len(self) < count:
+            self.extend([value] * min(self.BLOCK, count - len(self)))
+
+    def blocks(self):
+        """All values, as bytes-like objects."""
+        if self._file is not None:
+            self._file.seek(0)
+            while block := self._file.read(self.BLOCK * self._last.itemsize):
+                yield block
+        yield self._last
+
+
+_KINDS = {"q": ("I64", 8), "d": ("F64", 8), "i": ("I32", 4), "B": ("U8", 1)}  # in the order of safetensors
+
+
+def _save_columns(path, columns):
+    """{name: (kind, shape, column)} as a safetensors file, whose tensors come one after the other."""
+    names = sorted(columns, key=lambda name: (list(_KINDS).index(columns[name][0]), name))
+    header, begin = {}, 0
+    for name in names:
+        kind, shape, column = columns[name]
+        dtype, size = _KINDS[kind]
+        header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [begin, begin + size * len(column)]}
+        begin += size * len(column)
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    with open(path, "wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        for name in names:
+            for block in columns[name][2].blocks():
+                file.write(block)
+
+
+class _Optional:
+    """A column that rows may lack. It uses no memory before the first row that has it."""
+
+    def __init__(self, kind, folder):
+        self._kind, self._values, self._present = kind, _Column(kind, folder), _Column("B", folder)
+        self._entries, self._rows_with = 0, 0
 
     def add(self, values, count):
         """Adds the `count` entries of one row; None for a row without the column. None entries are stored as 0."""
-        self._present.append(values is not None)
+        self._present.extend([values is not None])
         if values is not None:
-            self._values.frombytes(bytes(8 * (self._entries - len(self._values))))
-            self._values.extend(0.0 if value is None else value for value in values)
+            self._rows_with += 1
+            self._values.fill_up(self._entries)
+            self._values.extend(0 if value is None else value for value in values)
         self._entries += count
 
     def columns(self, name):
-        import numpy as np
-
-        if not any(self._present):
+        if not self._rows_with:
             return {}
-        self._values.frombytes(bytes(8 * (self._entries - len(self._values))))
-        columns = {name: np.frombuffer(self._values, np.float64)}
-        if not all(self._present):
-            columns[f"{name}.present"] = np.frombuffer(self._present, np.uint8)
+        self._values.fill_up(self._entries)
+        columns = {name: (self._kind, [self._entries], self._values)}
+        if self._rows_with < len(self._present):
+            columns[f"{name}.present"] = ("B", [len(self._present)], self._present)
         return columns
 
 
 class _PackedWriter:
-    """Holds all rows until they are saved. A row has the fields of docs/data-format.md under their own names."""
+    """Holds all rows until they are saved, most of them in files of `folder`. A row has the fields of docs/data-format.md
+    under their own names."""
 
-    def __init__(self):
-        self._offsets = array("q", [0])
-        self._input_ids = array("i")
-        self._loss_mask = bytearray()
+    def __init__(self, folder):
+        def column(kind):
+            return _Column(kind, folder)
+
+        def ragged(kind):
+            offsets = column("q")
+            offsets.extend([0])
+            return column(kind), offsets
+
+        self._folder = folder
+        self._input_ids, self._offsets = ragged("i")
+        self._loss_mask = column("B")
         self._loss_weights = None  # replaces the mask from the first row on that has weights
-        self._reals = {name: _Reals() for name in ("logprobs", "ref_logprobs", "advantages", "reward")}
-        self._chosen, self._chosen_present = bytearray(), bytearray()
-        self._strings = {name: (bytearray(), array("q", [0])) for name in ("trajectory_id", "group_id", "pair_id")}
-        self._turn_rewards = (array("d"), array("q", [0]))
-        self._topk_ids, self._topk_logprobs, self._topk = array("i"), array("d"), 0
-        self._routes = array("i")
+        self._optional = {name: _Optional("d", folder) for name in ("logprobs", "ref_logprobs", "advantages", "reward")}
+        self._optional["chosen"] = _Optional("B", folder)
+        self._ragged = {name: ragged("B") for name in ("trajectory_id", "group_id", "pair_id")}
+        self._ragged["turn_rewards"] = ragged("d")
+        self._topk_ids, self._topk_logprobs, self._topk = column("i"), column("d"), 0
+        self._routes = column("i")
         self._routed_rows = 0
 
     def add(self, row):
         tokens = len(row["input_ids"])
         self._input_ids.extend(row["input_ids"])
-        self._offsets.append(len(self._input_ids))
+        self._offsets.extend([len(self._input_ids)])
         self._add_loss(row, tokens)
         for name in ("logprobs", "ref_logprobs"):
-            self._reals[name].add(row.get(name), tokens)
+            self._optional[name].add(row.get(name), tokens)
         advantage = row.get("advantage")
-        self._reals["advantages"].add(row.get("advantages") if advantage is None else [advantage] * tokens, tokens)
-        reward = row.get("reward")
-        self._reals["reward"].add(None if reward is None else [reward], 1)
-        self._chosen.append(bool(row.get("chosen")))
-        self._chosen_present.append(row.get("chosen") is not None)
-        for name, (text, offsets) in self._strings.items():
+        self._optional["advantages"].add(row.get("advantages") if advantage is None else [advantage] * tokens, tokens)
+        for name in ("reward", "chosen"):
+            self._optional[name].add(None if row.get(name) is None else [row[name]], 1)
+        for name, (values, offsets) in self._ragged.items():
             value = row.get(name)
-            text.extend(b"" if value is None else str(value).encode("utf-8"))
-            offsets.append(len(text))
-        rewards, offsets = self._turn_rewards
-        rewards.extend(row.get("turn_rewards") or [])
-        offsets.append(len(rewards))
+            if value is not None:
+                values.extend(value if name == "turn_rewards" else str(value).encode("utf-8"))
+            offsets.extend([len(values)])
         self._add_topk(row, tokens)
         if row.get("routed_experts") is not None:
             self._routed_rows += 1
@@ -172,7 +233,9 @@ class _PackedWriter:
     def _add_loss(self, row, tokens):
         weights = row.get("loss_weights")
         if weights is not None and self._loss_weights is None:
-            self._loss_weights = array("d", self._loss_mask)
+            self._loss_weights = _Column("d", self._folder)
+            for block in self._loss_mask.blocks():
+                self._loss_weights.extend(bytes(block))
         mask = row.get("loss_mask")
         loss = weights if weights is not None else mask if mask is not None else [1] * tokens
         (self._loss_mask if self._loss_weights is None else self._loss_weights).extend(loss)
@@ -183,8 +246,8 @@ class _PackedWriter:
         if width and not self._topk:
             self._topk = width
             before = (len(self._input_ids) - tokens) * width
-            self._topk_ids.extend([-1] * before)
-            self._topk_logprobs.extend([0.0] * before)
+            self._topk_ids.fill_up(before, -1)
+            self._topk_logprobs.fill_up(before)
         if width not in (0, self._topk):
             raise InputError(f"packed output: expected {self._topk} `ref_topk_ids` for each token, as in earlier rows, "
                              f"received {width}")
@@ -193,44 +256,24 @@ class _PackedWriter:
             self._topk_logprobs.extend(values or [0.0] * self._topk)
 
     def save(self, path):
-        import numpy as np
-        from safetensors.numpy import save_file
-
-        columns: dict[str, Any] = {"offsets": np.frombuffer(self._offsets, np.int64),
-                                   "input_ids": np.frombuffer(self._input_ids, np.int32)}  # fmt: skip
-        if self._loss_weights is None:
-            columns["loss_mask"] = np.frombuffer(self._loss_mask, np.uint8)
-        else:
-            columns["loss_weights"] = np.frombuffer(self._loss_weights, np.float64)
-        for name, column in self._reals.items():
-            columns.update(column.columns(name))
-        if any(self._chosen_present):
-            columns["chosen"] = np.frombuffer(self._chosen, np.uint8)
-            if not all(self._chosen_present):
-                columns["chosen.present"] = np.frombuffer(self._chosen_present, np.uint8)
-        for name, (text, offsets) in self._strings.items():
-            if text:
-                columns[name] = np.frombuffer(text, np.uint8)
-                columns[f"{name}.offsets"] = np.frombuffer(offsets, np.int64)
-        rewards, offsets = self._turn_rewards
-        if rewards:
-            columns["turn_rewards"] = np.frombuffer(rewards, np.float64)
-            columns["turn_rewards.offsets"] = np.frombuffer(offsets, np.int64)
-        if self._topk:
-            columns["ref_topk_ids"] = np.frombuffer(self._topk_ids, np.int32).reshape(-1, self._topk)
-            columns["ref_topk_logprobs"] = np.frombuffer(self._topk_logprobs, np.float64).reshape(-1, self._topk)
-        if self._routed_rows:
-            columns["routed_experts"] = self._routes_column(np)
-        try:
-            save_file(columns, path)
-        except Exception as error:
-            if type(error).__name__ != "SafetensorError":
-                raise
-            raise OSError(str(error)) from None  # usually the disk is full
-
-    def _routes_column(self, np):
         rows, tokens = len(self._offsets) - 1, len(self._input_ids)
-        if self._routed_rows < rows or len(self._routes) % tokens:
-            raise InputError("packed output: expected `routed_experts` in every row, equally many per token, received "
-                             f"{self._routed_rows:,} of {rows:,} rows with them; write .jsonl instead")
-        return np.frombuffer(self._routes, np.int32).reshape(tokens, -1)
+        columns: dict[str, Any] = {"offsets": ("q", [rows + 1], self._offsets), "input_ids": ("i", [tokens], self._input_ids)}
+        if self._loss_weights is None:
+            columns["loss_mask"] = ("B", [tokens], self._loss_mask)
+        else:
+            columns["loss_weights"] = ("d", [tokens], self._loss_weights)
+        for name, optional in self._optional.items():
+            columns.update(optional.columns(name))
+        for name, (values, offsets) in self._ragged.items():
+            if len(values):
+                columns[name] = ("d" if name == "turn_rewards" else "B", [len(values)], values)
+                columns[f"{name}.offsets"] = ("q", [rows + 1], offsets)
+        if self._topk:
+            columns["ref_topk_ids"] = ("i", [tokens, self._topk], self._topk_ids)
+            columns["ref_topk_logprobs"] = ("d", [tokens, self._topk], self._topk_logprobs)
+        if self._routed_rows:
+            if self._routed_rows < rows or len(self._routes) % tokens:
+                raise InputError("packed output: expected `routed_experts` in every row, equally many per token, received "
+                                 f"{self._routed_rows:,} of {rows:,} rows with them; write .jsonl instead")
+            columns["routed_experts"] = ("i", [tokens, len(self._routes) // tokens], self._routes)
+        _save_columns(path, columns)

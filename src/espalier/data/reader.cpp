@@ -94,12 +94,9 @@ Trajectories read_trajectories(std::span<const fs::path> paths, const ReadOption
 
 std::vector<fs::path> expand_file_patterns(std::span<const std::string> patterns) {
   std::vector<fs::path> paths;
-  for (const std::string& pattern : patterns) {
+  for (const std::string& given : patterns) {
+    const std::string& pattern = given == "-" ? "/dev/stdin" : given;
     ESPALIER_CHECK(!pattern.empty(), "expected the name of a file of trajectories, received an empty one");
-    if (pattern == "-") {
-      paths.emplace_back("/dev/stdin");
-      continue;
-    }
     std::error_code error;
     const bool exists = fs::exists(fs::status(pattern, error));
     if (!exists && pattern.find_first_of("*?[") != std::string::npos) {
@@ -127,9 +124,8 @@ std::optional<std::vector<std::string>> next_files(const fs::path& folder, const
     if (!name.starts_with('.') && std::ranges::any_of(kEndings, ends) && !taken.contains(name))
       names.push_back(name);
   }
-  const bool is_last = stops && !error;
-  if (names.empty() && is_last) return std::nullopt;
-  if (std::ssize(names) < count && !is_last) return names = {};
+  if (std::ssize(names) < count && (!stops || error)) return std::vector<std::string>();
+  if (names.empty()) return std::nullopt;
   std::ranges::sort(names);
   names.resize(std::min(names.size(), static_cast<size_t>(count)));
   return names;

@@ -91,9 +91,9 @@ Trajectories read_trajectories(std::span<const std::filesystem::path> paths, con
 /// is standard input. Throws InputError for a pattern without matches, an empty name, or a missing file.
 std::vector<std::filesystem::path> expand_file_patterns(std::span<const std::string> patterns);
 
-/// The first `count` names in `folder`, sorted bytewise, of files of trajectories (.jsonl, .jsonl.gz,
-/// .jsonl.zst, .safetensors, no dot in front) that are not in `taken`: whoever writes files renames them when
-/// they are whole. Empty if there are fewer. Once `folder` has a file `stop`, what is left, and then nullopt.
+/// The first `count` names, sorted bytewise, of files of trajectories (.jsonl, .jsonl.gz, .jsonl.zst or
+/// .safetensors, no dot in front) in `folder` that are not in `taken`. Empty if there are fewer. Once it has
+/// a file `stop`: what is left, and then nullopt.
 std::optional<std::vector<std::string>> next_files(const std::filesystem::path& folder,
                                                    const std::set<std::string>& taken, int64_t count);
 

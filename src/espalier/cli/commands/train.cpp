@@ -444,23 +444,23 @@ void TrainRun::choose_options() {
 
 /// Turns --save-in-background off if a step fits --memory-budget only without its copy.
 void TrainRun::make_room() {
-  if (!options_.save_in_background || options_.plan.memory_budget == 0 || data_.trajectories.num_rows() == 0)
-    return;
-  const Loss loss = make_loss(data_.trajectories, options_.objective, options_.mix);
-  const auto fits = [&](const TrainOptions& options) {
-    try {
-      Steps(loss, options).try_longest(0, total_steps(data_.trajectories, options));
-      return true;
-    } catch (const InputError&) {
-      return false;  // said before the first step
-    }
-  };
+  const Trajectories& rows = data_.trajectories;
+  if (!options_.save_in_background || options_.plan.memory_budget == 0 || rows.num_rows() == 0) return;
   TrainOptions waiting = options_;
   waiting.save_in_background = false;
   const double copy =
       use_->optimizer_bytes - state_bytes(waiting, trained_dtype(use_->dtype, use_->lora), device_);
   waiting.costs->memory.optimizer_bytes_per_parameter -= copy;
   waiting.predicted_costs->memory.optimizer_bytes_per_parameter -= copy;
+  const Loss loss = make_loss(rows, options_.objective, options_.mix);
+  const auto fits = [&](const TrainOptions& options) {
+    try {
+      Steps(loss, options).try_longest(0, total_steps(rows, options));
+    } catch (const InputError&) {
+      return false;  // said before the first step
+    }
+    return true;
+  };
   if (copy == 0 || fits(options_) || !fits(waiting)) return;
   log_line(
       "note: --save-in-background is off, because --memory-budget has no room for a copy of weights and "

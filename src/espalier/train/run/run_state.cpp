@@ -178,11 +178,7 @@ RunState state_from_json(const Json& json, const std::string& file) {
   state.settings = settings(json, file);
   state.file_hashes = hashes(json, "file_hashes", file);
   state.evaluation = evaluation(json, file);
-  try {
-    if (json.contains("taken")) state.taken = nlohmann::json(json["taken"]).get<TakenFiles>();
-  } catch (const nlohmann::json::exception& error) {
-    throw InputError(fmt::format("{}: taken: {}", file, error.what()));
-  }
+  if (json.contains("taken")) state.taken = nlohmann::json(json["taken"]).get<TakenFiles>();
   state.model_config = json.value("model_config", Json());
   ESPALIER_CHECK(state.model_config.is_null() || state.model_config.is_object(),
                  "{}: model_config: expected an object, received {}", file, state.model_config.dump());
