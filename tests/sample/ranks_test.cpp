@@ -100,8 +100,9 @@ TEST_P(RanksOfFamily, SampleTheTokensOfOneProcess) {
     SCOPED_TRACE(::testing::Message() << to_string(GetParam()) << " seed " << i << ", " << ranks << " ranks");
     const SampleResult one = sample(decoder, prompts, options);
     std::vector<SampleResult> found(ranks);
-    on_ranks(ranks,
-             [&](const Group& group) { found[group.rank()] = sample(decoder, prompts, options, {}, group); });
+    on_ranks(ranks, [&](const Group& group) {
+      found[group.rank()] = sample(decoder, prompts, options, {}, {}, group);
+    });
     for (const SampleResult& result : found) {
       EXPECT_EQ(result.sampled_tokens, one.sampled_tokens);
       EXPECT_EQ(result.flat_prompt_tokens, one.flat_prompt_tokens);
@@ -129,9 +130,9 @@ TEST(Ranks, WithOtherRowsAreFound) {
     compute_logprobs(decoder, rows[group.rank()], step, &logprobs, {}, group);
   });
   const auto sampled =
-      ThreadRanks(2).run([&](const Group& group) { sample(decoder, rows[group.rank()], {}, {}, group); });
+      ThreadRanks(2).run([&](const Group& group) { sample(decoder, rows[group.rank()], {}, {}, {}, group); });
   const auto seeds = ThreadRanks(2).run([&](const Group& group) {
-    sample(decoder, rows[0], {.seed = static_cast<uint64_t>(group.rank())}, {}, group);
+    sample(decoder, rows[0], {.seed = static_cast<uint64_t>(group.rank())}, {}, {}, group);
   });
   for (int rank = 0; rank < 2; ++rank) {
     EXPECT_NE(thrown[rank].find("the rows and their plan: expected the same"), std::string::npos);

@@ -112,14 +112,16 @@ TEST_P(VerifyTest, PassesInFloat64UnderEveryPlan) {
   }
 }
 
-/// Ranks whose sums are never made.
-class Unsummed : public Group {
+/// Ranks that put what they receive in the wrong places.
+class Misplacing : public Group {
  public:
-  explicit Unsummed(const Group& ranks) : ranks_(ranks) {}
+  explicit Misplacing(const Group& ranks) : ranks_(ranks) {}
   int64_t rank() const override { return ranks_.rank(); }
   int64_t size() const override { return ranks_.size(); }
-  std::vector<std::string> gather(const std::string& bytes) const override { return ranks_.gather(bytes); }
-  void add_up(const std::vector<at::Tensor>&) const override {}
+  at::Tensor gather(const at::Tensor& own) const override { return ranks_.gather(own); }
+  std::function<at::Tensor()> exchange(const at::Tensor& rows) const override {
+    return [received = ranks_.exchange(rows)] { return received().flip(-1); };
+  }
 
  private:
   const Group& ranks_;
@@ -127,12 +129,12 @@ class Unsummed : public Group {
 
 /// What each of several ranks reports.
 std::vector<VerifyReport> verify_on_ranks(const Trajectories& trajectories, VerifyOptions options,
-                                          int64_t ranks, bool summed = true) {
+                                          int64_t ranks, bool misplaced = false) {
   std::vector<VerifyReport> reports(ranks);
   const std::vector<std::string> thrown = ThreadRanks(ranks).run([&](const Group& group) {
-    const Unsummed unsummed(group);
+    const Misplacing misplacing(group);
     VerifyOptions own = options;
-    own.group = summed ? &group : &unsummed;
+    own.group = misplaced ? &misplacing : &group;
     reports[group.rank()] = verify(trajectories, own);
   });
   for (const std::string& error : thrown) EXPECT_EQ(error, "");
@@ -158,9 +160,9 @@ TEST_P(VerifyTest, PassesOnSeveralRanks) {
   }
 }
 
-TEST_P(VerifyTest, FailsOnEveryRankWithoutTheSums) {
+TEST_P(VerifyTest, FailsOnEveryRankWithWrongSums) {
   for (const VerifyReport& report :
-       verify_on_ranks(rows_to_verify(false), options(at::kDouble), 2, /*summed=*/false)) {
+       verify_on_ranks(rows_to_verify(false), options(at::kDouble), 2, /*misplaced=*/true)) {
     EXPECT_FALSE(report.passed);
     EXPECT_GT(report.grad_rel_error_max, 1e-3);
   }

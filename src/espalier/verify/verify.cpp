@@ -87,6 +87,7 @@ Outcome tree_run(StepTrainer* trainer, const Step& step, const Loss& loss, const
   decoder.zero_gradients();
   Outcome outcome;
   outcome.loss = trainer->add_gradients(step, loss, telling("tree run", progress)).loss;
+  trainer->gather_gradients();
   outcome.gradients = gradients_in_float64(decoder);
   decoder.zero_gradients();
   outcome.logprobs.resize(loss.trajectories().num_tokens());

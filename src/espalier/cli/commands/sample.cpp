@@ -55,7 +55,7 @@ SampleResult run_sampler(const SampleArguments& flags, const Decoder& decoder, c
                                     count_of(status.completions, "completion", "completions"),
                                     count_of(status.sampled_tokens, "token", "tokens")));
       },
-      *flags.group);
+      {}, *flags.group);
 }
 
 /// The first `count` rows, with loss on the sampled tokens only.
