@@ -44,6 +44,11 @@ class Engine:
     def optim_step(self, settings: Sequence[tuple[str, str]]) -> list[tuple[str, int | float]]:
         """The metrics, by name."""
 
+    def fail(self, message: str) -> None:
+        """
+        In place of a call that this rank cannot make: the other ranks, which make it, raise the message.
+        """
+
     def logprobs(self, rows: espalier._core.Trajectories, top_k: int, progress: object | None) -> tuple:
         """
         float64 [N]: of every token given all before it in its row; 0 for first tokens. int32 and float64 [N * top_k]: the most likely ones.

@@ -2,16 +2,16 @@
 """The routes of the Tinker API over HTTP: bodies, answers and errors. What they do is in service.py."""
 
 import asyncio
+import contextlib
 import hmac
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
 import pydantic
 import zstandard
 from google.protobuf.message import DecodeError
 from starlette.applications import Starlette
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import FileResponse, JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
@@ -20,7 +20,7 @@ from . import requests, schema
 from .errors import Refused
 from .futures import Failure, Future
 from .service import Service, digest
-from .store import CheckpointPath
+from .store import ABOUT, CheckpointPath
 
 BODY_BYTES = 64 << 20      # of a request, after decompression
 POLL_SECONDS = 30.0        # that retrieve_future waits; clients allow 45
@@ -56,8 +56,12 @@ async def _body(request: Request) -> bytes:
 
 async def _read(request: Request, kind: type[Body]) -> Body:
     """The body as a request of this kind. Raises Refused."""
+    return _parsed(await _body(request), kind)
+
+
+def _parsed(body: bytes, kind: type[Body]) -> Body:
     try:
-        return kind.model_validate_json(await _body(request) or b"{}")
+        return kind.model_validate_json(body or b"{}")
     except pydantic.ValidationError as error:
         first = error.errors(include_url=False, include_context=False, include_input=False)[0]
         place = ".".join(map(str, first["loc"])) or "body"
@@ -91,6 +95,19 @@ class App:
         self.service = service
         self._key = digest(api_key) if api_key else b""
 
+    async def _ask(self, request: Request, kind: type[Body], do: Callable[[Body], Future]) -> Response:
+        """The promise of an operation of a model. Where fields are wrong, the operation fails in its turn."""
+        body = await _body(request)
+        try:
+            asked = _parsed(body, kind)
+        except Refused as error:
+            try:
+                turn = _parsed(body, requests.Turn)
+            except Refused:
+                raise error from None
+            return _promise(self.service.refuse(turn.model_id, turn.seq_id, error))
+        return _promise(do(asked))
+
     def starlette(self) -> Starlette:
         """The application for a server of ASGI."""
         def post(path: str, handler: Handler) -> Route:
@@ -122,10 +139,14 @@ class App:
             get(checkpoint + "/files/{file:path}", self._file),
             Route(f"/api/v1/{checkpoint}", self._safe(self._delete), methods=["DELETE"]),
             Route(f"/api/v1/{checkpoint}/ttl", self._safe(self._ttl), methods=["PUT"]),
+            post(checkpoint + "/publish", self._not_served), post("sessions/search", self._not_served),
+            Route(f"/api/v1/{checkpoint}/publish", self._safe(self._not_served), methods=["DELETE"]),
+            Route("/api/v1/sessions/{session}/project", self._safe(self._not_served), methods=["PUT"]),
+            get("sessions/{session}/trace_export", self._not_served),
             Route("/metrics", self._safe(self._metrics), methods=["GET"])]  # fmt: skip
         return Starlette(routes=routes, lifespan=self._lifespan)
 
-    @asynccontextmanager
+    @contextlib.asynccontextmanager
     async def _lifespan(self, app: Starlette) -> AsyncIterator[None]:
         for base in self.service.bases.values():
             base.start()
@@ -133,10 +154,8 @@ class App:
         try:
             yield
         finally:
-            self.service.is_stopping = True
             watch.cancel()
-            for base in self.service.bases.values():
-                await base.stop()
+            await self.service.stop()
 
     def _safe(self, handler: Handler) -> Handler:
         """With the key checked, and with errors as answers."""
@@ -150,6 +169,8 @@ class App:
                 return JSONResponse({"detail": str(error)}, error.status)
             except InputError as error:
                 return JSONResponse({"detail": str(error)}, 400)
+            except ClientDisconnect:
+                return Response(status_code=400)
 
         return answer
 
@@ -176,6 +197,10 @@ class App:
     async def _telemetry(self, request: Request) -> Response:
         await _body(request)
         return JSONResponse({"status": "accepted"})
+
+    async def _not_served(self, request: Request) -> Response:
+        raise Refused(f"{request.url.path}: expected a call that a server of one's own serves; publishing, projects, traces and "
+                      "the search of sessions are those of the hosted service", 404)  # fmt: skip
 
     async def _create_session(self, request: Request) -> Response:
         session = self.service.create_session(await _read(request, requests.CreateSession))
@@ -231,7 +256,7 @@ class App:
         return _promise(self.service.forward_backward(message))
 
     async def _optim_step(self, request: Request) -> Response:
-        return _promise(self.service.optim_step(await _read(request, requests.OptimStep)))
+        return await self._ask(request, requests.OptimStep, self.service.optim_step)
 
     async def _custom_loss(self, request: Request) -> Response:
         await _body(request)
@@ -240,19 +265,19 @@ class App:
     # Weights.
 
     async def _save_weights(self, request: Request) -> Response:
-        return _promise(self.service.save_weights(await _read(request, requests.SaveWeights)))
+        return await self._ask(request, requests.SaveWeights, self.service.save_weights)
 
     async def _save_external(self, request: Request) -> Response:
-        return _promise(self.service.save_weights(await _read(request, requests.SaveWeights), "external_weights"))
+        return await self._ask(request, requests.SaveExternal, self.service.save_external)
 
     async def _save_for_sampler(self, request: Request) -> Response:
-        return _promise(self.service.save_for_sampler(await _read(request, requests.SaveForSampler)))
+        return await self._ask(request, requests.SaveForSampler, self.service.save_for_sampler)
 
     async def _load_weights(self, request: Request) -> Response:
-        return _promise(self.service.load_weights(await _read(request, requests.LoadWeights)))
+        return await self._ask(request, requests.LoadWeights, self.service.load_weights)
 
     async def _copy_weights(self, request: Request) -> Response:
-        return JSONResponse({"tinker_path": self.service.copy_weights(await _read(request, requests.CopyWeights))})
+        return JSONResponse({"tinker_path": await self.service.copy_weights(await _read(request, requests.CopyWeights))})
 
     async def _weights_info(self, request: Request) -> Response:
         return JSONResponse(self.service.weights_info((await _read(request, requests.OfCheckpoint)).tinker_path))
@@ -288,7 +313,7 @@ class App:
     async def _urls(self, request: Request) -> Response:
         folder = self.service.store.find(_path_of(request))
         prefix = str(request.url).split("/external_weights_urls")[0]
-        names = sorted(str(file.relative_to(folder)) for file in folder.rglob("*") if file.is_file())
+        names = sorted(str(file.relative_to(folder)) for file in folder.rglob("*") if file.is_file() and file.name != ABOUT)
         return JSONResponse({"urls": {name: f"{prefix}/files/{name}" for name in names}, "expires": "9999-12-31T00:00:00Z"})
 
     async def _file(self, request: Request) -> Response:
@@ -323,9 +348,9 @@ class App:
         future = self.service.futures.get(asked.request_id)
         if future is None:
             raise Refused("request_id: expected a request of this server whose result has not expired", 410)
-        try:
-            await asyncio.wait_for(future.done.wait(), POLL_SECONDS)
-        except TimeoutError:
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(future.news.wait(), POLL_SECONDS)
+        if future.payload is None:
             state = {"type": "try_again", "request_id": future.request_id, "queue_state": "active",
                      "queue_state_reason": f"{self.service.futures.pending} requests wait"}  # fmt: skip
             return JSONResponse(state, 408)

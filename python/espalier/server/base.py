@@ -4,7 +4,9 @@
 import asyncio
 import collections
 import json
+import logging
 import os
+import shutil
 import tempfile
 import threading
 from collections.abc import Callable, Mapping
@@ -18,10 +20,10 @@ import safetensors
 import espalier
 
 from ..errors import InputError
-from .errors import Refused
+from .futures import Failure, failure_of
 from .store import Store
 
-
+logger = logging.getLogger("uvicorn.error")
 LORA_ALPHA = 32.0  # as the hosted service scales adapters: by 32 over the rank
 
 
@@ -36,13 +38,13 @@ class LoraSettings:
     train_unembed: bool = True
 
 
-@dataclass
+@dataclass(eq=False)
 class Adapter:
     """An adapter of one client, or a snapshot of one. `handle` is None while it lies on disk."""
 
     handle: Any
     lora: LoraSettings
-    folder: Path | None = None
+    folder: Path | None = None   # of a file that is true, or to be read
     is_snapshot: bool = False    # never trained, so its file stays true
     has_gradients: bool = False  # which a file does not keep
 
@@ -51,10 +53,13 @@ class Job(Protocol):
     """Work for a thread of a base."""
 
     def run(self) -> None:
-        """On the thread of the base; raises nothing."""
+        """On the thread of the base."""
 
     def finish(self) -> None:
         """Afterwards, on the thread of the event loop."""
+
+    def fail(self, failure: Failure) -> None:
+        """In place of `finish`, where `run` or `finish` raised an error."""
 
 
 class Source(Protocol):
@@ -164,8 +169,10 @@ class Base:
             return
         if adapter.handle is None:
             if adapter.folder is None:
-                raise InputError("expected an adapter that still exists, received one of a session that has ended")
+                raise InputError("expected an adapter that still exists, received one that was unloaded or whose session ended")
             adapter.handle = self._opened(adapter.folder, optimizer=not adapter.is_snapshot)
+            if not adapter.is_snapshot:
+                _forget_file(adapter)
         self._keep(adapter)
         self.engine.use(adapter.handle)
 
@@ -173,7 +180,8 @@ class Base:
         """Forgets an adapter."""
         self._resident.pop(id(adapter), None)
         self.engine.use(None)
-        adapter.handle, adapter.folder = None, None
+        adapter.handle = None
+        _forget_file(adapter)
 
     def _keep(self, adapter: Adapter) -> None:
         self._resident[id(adapter)] = adapter
@@ -181,17 +189,24 @@ class Base:
         for key, other in list(self._resident.items()):
             if len(self._resident) <= self._max_adapters:
                 return
-            if other is adapter or other.has_gradients:
-                continue
-            self._park(other)
-            del self._resident[key]
+            if other is not adapter and not other.has_gradients and self._park(other):
+                del self._resident[key]
 
-    def _park(self, adapter: Adapter) -> None:
-        if adapter.folder is None or not adapter.is_snapshot:
-            adapter.folder = self._store.parked()
-            self.engine.use(adapter.handle)
-            self.engine.save(adapter.folder)
+    def _park(self, adapter: Adapter) -> bool:
+        """Whether it lies on disk now. Where it cannot (the disk is full, or it has nan), only memory is lost, not the request
+        of another client."""
+        if adapter.folder is None:
+            folder = self._store.parked()
+            try:
+                self.engine.use(adapter.handle)
+                self.engine.save(folder)
+            except Exception as error:
+                logger.warning("%s: an adapter stays in memory, it cannot be written: %s", self.name, error)
+                shutil.rmtree(folder, ignore_errors=True)
+                return False
+            adapter.folder = folder
         adapter.handle = None
+        return True
 
     # On the thread of the event loop.
 
@@ -214,7 +229,7 @@ class Base:
         return await asyncio.get_running_loop().run_in_executor(self._thread, work)
 
     async def stop(self) -> None:
-        """After the job that runs."""
+        """After the job that runs. May be called twice."""
         self._is_stopped = True
         self._wake.set()
         if self._work is not None:
@@ -236,8 +251,20 @@ class Base:
             if job is None:
                 await self._wake.wait()
                 continue
-            await self.do(job.run)
-            job.finish()
+            try:
+                await self.do(job.run)
+                job.finish()
+            except Exception as error:
+                failure = failure_of(error)
+                if failure.category == "server":
+                    logger.exception("%s: a request failed", self.name)
+                job.fail(failure)
+
+
+def _forget_file(adapter: Adapter) -> None:
+    if adapter.folder is not None:
+        shutil.rmtree(adapter.folder, ignore_errors=True)
+        adapter.folder = None
 
 
 def _json(path: Path) -> dict[str, Any]:
@@ -258,8 +285,3 @@ class Counter:
     def counts(self) -> dict[str, float]:
         with self._lock:
             return dict(self._counts)
-
-
-def refused_as_user(error: Exception) -> bool:
-    """Whether an error is due to the request."""
-    return isinstance(error, InputError | Refused)

@@ -6,6 +6,7 @@ need not be the next input token. Each column of targets is a row: the input tok
 have the same tokens, so they are encoded once; what they predict instead is `target_ids`.
 """
 
+import math
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -49,8 +50,8 @@ def tensor(name: str, message: Any) -> NDArray[Any]:
         return _dense(name, message.sparse_csr, shape, dtype)
     values = _array(name, message.dense, dtype)
     shape = shape or [len(values)]
-    if int(np.prod(shape)) != len(values):
-        raise Refused(f"{name}: expected {int(np.prod(shape))} values for shape {shape}, received {len(values)}")
+    if math.prod(shape) != len(values):
+        raise Refused(f"{name}: expected {math.prod(shape)} values for shape {shape}, received {len(values)}")
     return values.reshape(shape)
 
 

@@ -7,6 +7,9 @@ from collections import OrderedDict
 from dataclasses import dataclass, field
 from typing import Any
 
+from ..errors import InputError
+from .errors import Refused
+
 KEPT_SECONDS = 3600.0     # after a result is there
 KEPT_BYTES = 1 << 30      # of all results; the oldest go first
 PENDING_REQUESTS = 16384  # that wait for a result, of all clients
@@ -20,6 +23,12 @@ class Failure:
     category: str = "server"
 
 
+def failure_of(error: Exception) -> Failure:
+    """Of an error, which is due to the request where it is an InputError or Refused."""
+    is_user = isinstance(error, InputError | Refused)
+    return Failure(str(error) if is_user else f"{type(error).__name__}: {error}", "user" if is_user else "server")
+
+
 @dataclass
 class Future:
     """The result of one request: bytes of protobuf, an object of JSON, or a Failure."""
@@ -28,8 +37,7 @@ class Future:
     extra: dict[str, Any] = field(default_factory=dict)  # of the first answer, beside request_id
     payload: bytes | dict[str, Any] | Failure | None = None
     done_at: float = 0.0
-    done: asyncio.Event = field(default_factory=asyncio.Event)
-    is_cancelled: bool = False
+    news: asyncio.Event = field(default_factory=asyncio.Event)  # the result is there, or never will be: the server stops
 
     @property
     def size(self) -> int:
@@ -43,6 +51,7 @@ class Futures:
         self._pending: dict[str, Future] = {}
         self._done: OrderedDict[str, Future] = OrderedDict()
         self._bytes = 0
+        self.is_closed = False
 
     def get(self, request_id: str) -> Future | None:
         """The future of a request; None where there was none, or its result has expired."""
@@ -50,15 +59,14 @@ class Futures:
         return self._pending.get(request_id) or self._done.get(request_id)
 
     def create(self, request_id: str, **extra: Any) -> Future:
-        """The future of a new request."""
+        """The future of a new request. Raises Refused where too many wait, or the server stops."""
+        if self.is_closed:
+            raise Refused("the server stops", 429)
+        if len(self._pending) >= PENDING_REQUESTS:
+            raise Refused(f"expected at most {PENDING_REQUESTS} waiting requests, received one more", 429)
         future = Future(request_id, extra)
         self._pending[request_id] = future
         return future
-
-    @property
-    def is_full(self) -> bool:
-        """Whether no more requests are to be taken."""
-        return len(self._pending) >= PENDING_REQUESTS
 
     @property
     def pending(self) -> int:
@@ -66,14 +74,23 @@ class Futures:
 
     def finish(self, future: Future, payload: bytes | dict[str, Any] | Failure) -> None:
         """Sets the result; the first one counts."""
-        if future.done.is_set():
+        if future.payload is not None:
             return
         future.payload, future.done_at = payload, time.monotonic()
         self._pending.pop(future.request_id, None)
         self._done[future.request_id] = future
         self._bytes += future.size
-        future.done.set()
+        future.news.set()
         self._expire()
+
+    def close(self) -> None:
+        """Takes no more requests."""
+        self.is_closed = True
+
+    def release(self) -> None:
+        """Ends the waiting for what still has no result."""
+        for future in self._pending.values():
+            future.news.set()
 
     def _expire(self) -> None:
         oldest_kept = time.monotonic() - KEPT_SECONDS

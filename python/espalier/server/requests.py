@@ -1,9 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """The requests that are JSON, with the fields that the server reads. Others are ignored, as newer clients may send them."""
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import AliasChoices, BaseModel, ConfigDict, Field
+
+
+Int64 = Annotated[int, Field(ge=-(1 << 63), lt=1 << 63)]
+Token = Annotated[int, Field(ge=0, lt=1 << 31)]
+SeqId = Annotated[int, Field(ge=0, lt=1 << 62)]
+Number = Annotated[int, Field(ge=0, lt=10**9)]           # of a model or sampler of a session
+Seconds = Annotated[int, Field(ge=1, le=10 * 366 * 86400)]  # until a checkpoint expires
 
 
 class Request(BaseModel):
@@ -14,8 +21,7 @@ class Request(BaseModel):
 
 class CreateSession(Request):
     tags: list[str] = []
-    user_metadata: dict[str, Any] | None = None
-    display_name: str | None = None
+    display_name: str | None = Field(None, max_length=1000)
     sdk_version: str = ""
 
 
@@ -27,9 +33,16 @@ class OfModel(Request):
     model_id: str
 
 
+class Turn(Request):
+    """What places an operation in the order of its model."""
+
+    model_id: str
+    seq_id: SeqId
+
+
 class Lora(Request):
     rank: int = Field(ge=1, le=4096)
-    seed: int | None = None
+    seed: Int64 | None = None
     train_unembed: bool = True
     train_mlp: bool = True
     train_attn: bool = True
@@ -41,7 +54,7 @@ class Optimizer(Request):
 
 class CreateModel(Request):
     session_id: str
-    model_seq_id: int
+    model_seq_id: Number
     base_model: str
     lora_config: Lora | None = None
     optimizer_config: Optimizer = Optimizer()
@@ -58,31 +71,31 @@ class Adam(Request):
     type: Literal["adamw"] = "adamw"
 
 
-class OptimStep(Request):
-    model_id: str
-    seq_id: int
+class OptimStep(Turn):
     optim_params: Adam = Field(validation_alias=AliasChoices("adam_params", "optimizer_params", "optim_params"))
 
 
-class SaveWeights(Request):
-    model_id: str
-    seq_id: int
+class SaveWeights(Turn):
     path: str | None = None
-    ttl_seconds: int | None = None
+    ttl_seconds: Seconds | None = None
     overwrite: bool = False
     user_metadata: dict[str, str] | None = None
 
 
+class SaveExternal(SaveWeights):
+    age_encryption_recipients: list[str] | None = None
+
+
 class SaveForSampler(SaveWeights):
-    sampling_session_seq_id: int | None = None
+    sampling_session_seq_id: Number | None = None
     kind: Literal["snapshot", "inflight"] = "snapshot"
 
 
 class LoadWeights(Request):
     model_id: str | None = None
-    seq_id: int | None = None
+    seq_id: SeqId | None = None
     session_id: str | None = None
-    model_seq_id: int | None = None
+    model_seq_id: Number | None = None
     path: str
     optimizer: bool
     optimizer_config: Optimizer | None = None
@@ -91,7 +104,7 @@ class LoadWeights(Request):
 
 class CreateSamplingSession(Request):
     session_id: str
-    sampling_session_seq_id: int
+    sampling_session_seq_id: Number
     base_model: str | None = None
     model_path: str | None = None
 
@@ -102,7 +115,7 @@ class OfSamplingSession(Request):
 
 class PromptChunk(Request):
     type: str = "encoded_text"
-    tokens: list[int] = []
+    tokens: list[Int64] = []
 
 
 class Prompt(Request):
@@ -111,19 +124,19 @@ class Prompt(Request):
 
 class SamplingParams(Request):
     max_tokens: int | None = Field(None, ge=1)
-    seed: int | None = None
-    stop: str | list[str] | list[int] | None = None
+    seed: Int64 | None = None
+    stop: str | list[str] | list[Token] | None = None
     temperature: float = Field(1.0, ge=0)
-    top_k: int = -1
+    top_k: int = Field(-1, ge=-1, lt=1 << 31)
     top_p: float = Field(1.0, gt=0, le=1)
 
 
 class JsonTensor(Request):
-    data: list[int] | list[float]
-    dtype: Literal["float32", "int64"]
-    shape: list[int] | None = None
-    sparse_crow_indices: list[int] | None = None
-    sparse_col_indices: list[int] | None = None
+    data: list[Int64]
+    dtype: Literal["int64"]
+    shape: list[Int64] | None = None
+    sparse_crow_indices: list[Int64] | None = None
+    sparse_col_indices: list[Int64] | None = None
 
 
 class Sample(Request):
@@ -131,14 +144,14 @@ class Sample(Request):
     sampling_params: SamplingParams
     num_samples: int = Field(1, ge=1, le=4096)
     sampling_session_id: str | None = None
-    seq_id: int | None = None
+    seq_id: SeqId | None = None
     base_model: str | None = None
     model_path: str | None = None
     prompt_logprobs: bool | None = None
     topk_prompt_logprobs: int = Field(0, ge=0)
     topk_sample_logprobs: int = Field(0, ge=0)
     target_prompt_logprobs: JsonTensor | None = None
-    prompt_alt_tokens_k: int = Field(0, ge=0)
+    prompt_alt_tokens_k: int = Field(0, ge=0, le=1024)
     prompt_logprobs_last_n: int | None = Field(None, ge=1)
     record_stability_info: bool | None = None
 
@@ -156,7 +169,7 @@ class FuturesTarget(Request):
 class RetrieveFutures(Request):
     target: FuturesTarget
     prev_cursor: int = Field(0, ge=0)
-    timeout: float | None = None
+    timeout: float | None = Field(None, ge=0)
 
 
 class CancelFuture(Request):
@@ -171,8 +184,8 @@ class CopyWeights(Request):
     session_id: str | None = None
     model_seq_id: int | None = None
     source_path: str
-    ttl_seconds: int | None = None
+    ttl_seconds: Seconds | None = None
 
 
 class TimeToLive(Request):
-    ttl_seconds: int | None = Field(None, ge=1)
+    ttl_seconds: Seconds | None = None

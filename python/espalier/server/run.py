@@ -17,15 +17,19 @@ from .store import Store
 class _Server(uvicorn.Server):
     """Says where it listens once it does."""
 
-    def __init__(self, config: uvicorn.Config, names: list[str]) -> None:
+    def __init__(self, config: uvicorn.Config, service: Service) -> None:
         super().__init__(config)
-        self._names = names
+        self._service = service
 
     async def startup(self, sockets: Any = None) -> None:
         await super().startup(sockets)
         if self.started:
             host, port = self.servers[0].sockets[0].getsockname()[:2]
-            say(f"espalier serve: {', '.join(self._names)} on http://{host}:{port}")
+            say(f"espalier serve: {', '.join(self._service.bases)} on http://{host}:{port}")
+
+    async def shutdown(self, sockets: Any = None) -> None:
+        await self._service.stop()  # while clients still wait for the results of what runs
+        await super().shutdown(sockets)
 
 
 def _engine_options(arguments: argparse.Namespace) -> dict[str, Any]:
@@ -44,9 +48,10 @@ def serve(arguments: argparse.Namespace) -> None:
     try:
         bases = {name: Base(name, folder, _engine_options(arguments), store, arguments.max_adapters)
                  for name, folder in arguments.model.items()}  # fmt: skip
-        app = App(Service(bases, store), arguments.api_key).starlette()
+        service = Service(bases, store)
+        app = App(service, arguments.api_key).starlette()
         config = uvicorn.Config(app, host=arguments.host, port=arguments.port, log_level="warning", timeout_graceful_shutdown=5)
-        server = _Server(config, list(bases))
+        server = _Server(config, service)
         server.run()
     finally:
         store.close()

@@ -16,13 +16,12 @@ from numpy.typing import NDArray
 
 import espalier
 
-from ..errors import InputError
 from ..native import core
 from . import schema
-from .base import Adapter, Base, Counter, refused_as_user
+from .base import Adapter, Base, Counter
 from .data import MAX_TARGETS, fits_csr
 from .errors import Refused
-from .futures import Failure, Future, Futures
+from .futures import Failure, Future, Futures, failure_of
 from .requests import JsonTensor, Sample
 
 MAX_WAITING = 8192         # requests to a sampler
@@ -152,19 +151,13 @@ class _Job:
         self._engine = samplers.base.engine
 
     def run(self) -> None:
-        try:
-            self._samplers.base.use(self._requests[0].weights())
-            self._sample()
-        except Exception as error:
-            message = str(error) if isinstance(error, InputError | Refused) else f"{type(error).__name__}: {error}"
-            for request in self._requests:
-                request.result = Failure(message, "user" if refused_as_user(error) else "server")
-            return
+        self._samplers.base.use(self._requests[0].weights())
+        self._sample()
         for request in self._requests:
             try:
                 request.result = self._response(request)
             except Exception as error:
-                request.result = Failure(str(error), "user" if refused_as_user(error) else "server")
+                request.result = failure_of(error)
 
     def finish(self) -> None:
         for request in self._requests:
@@ -173,6 +166,10 @@ class _Job:
                 for sequence_id, sequence in zip(request.sequence_ids, request.sequences):
                     self._samplers._record(sequence_id, sequence.logprobs)
             self._samplers._futures.finish(request.future, request.result)
+
+    def fail(self, failure: Failure) -> None:
+        for request in self._requests:
+            self._samplers._futures.finish(request.future, failure)
 
     def _sample(self) -> None:
         requests, samplers = self._requests, self._samplers

@@ -4,9 +4,11 @@
 import asyncio
 import collections
 import hashlib
+import logging
 import secrets
+import shutil
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -15,17 +17,21 @@ from typing import Any
 import numpy as np
 
 from . import requests, sampling, training
-from .base import Adapter, Base, Counter, LoraSettings, refused_as_user
+from .base import Adapter, Base, Counter, LoraSettings
 from .data import datum_of
 from .errors import Refused
-from .futures import Failure, Future, Futures
+from .futures import PENDING_REQUESTS, Failure, Future, Futures, failure_of
 from .losses import RequestLoss
 from .store import CheckpointPath, Store
 
+logger = logging.getLogger("uvicorn.error")
 SESSION_SECONDS = 600.0    # without a heartbeat, until a session ends; clients send one every 10 seconds
 RECORD_SECONDS = 86400.0   # that sampled sequences are remembered for stable_reinforce
 RECORDED_TOKENS = 1 << 27  # of all of them; the oldest go first
 MAX_SESSIONS = 1024
+MAX_MODELS = 256           # of a session
+MAX_SNAPSHOTS = 256        # of a session; the one longest unused goes first
+CLIENT_NUMBERS = 1_000_000_000  # seq_id of samples: those of the client N of a sampler begin at N times this
 MAX_DATA = 4096            # of a request
 
 
@@ -34,11 +40,27 @@ class Session:
     """A client."""
 
     session_id: str
-    user_metadata: dict[str, Any] | None
     display_name: str | None
     seen: float = field(default_factory=time.monotonic)
     models: dict[str, training.Model] = field(default_factory=dict)
-    samplers: dict[str, "Sampler"] = field(default_factory=dict)
+    samplers: dict[str, "Sampler"] = field(default_factory=dict)  # the last used one last
+
+
+class Completions:
+    """What `retrieve_futures` tells one client of a sampler, in order. What it has seen is forgotten."""
+
+    def __init__(self) -> None:
+        self._kept: collections.deque[dict[str, Any]] = collections.deque(maxlen=PENDING_REQUESTS)
+        self.count = 0
+
+    def add(self, told: dict[str, Any]) -> None:
+        self._kept.append(told)
+        self.count += 1
+
+    def since(self, cursor: int) -> list[dict[str, Any]]:
+        while self._kept and self.count - len(self._kept) < cursor:
+            self._kept.popleft()
+        return list(self._kept)
 
 
 @dataclass
@@ -52,7 +74,7 @@ class Sampler:
     model_path: str | None = None
     owned: Adapter | None = None  # goes with the sampler
     clients: int = 0
-    completions: dict[int, list[dict[str, Any]]] = field(default_factory=dict)  # by client, in order
+    completions: dict[int, Completions] = field(default_factory=dict)  # by client
     news: asyncio.Event = field(default_factory=asyncio.Event)
 
 
@@ -96,7 +118,6 @@ class Service:
         self.counter = Counter()
         self.records = Records()
         self.sessions: dict[str, Session] = {}
-        self.is_stopping = False
         self._samplers: dict[str, sampling.Samplers] = {}
         for name, base in self.bases.items():
             self._samplers[name] = sampling.Samplers(base, self.futures, self.counter, self.records.add, _tokenizer(base.folder))
@@ -115,7 +136,7 @@ class Service:
         """Raises Refused where there are too many."""
         if len(self.sessions) >= MAX_SESSIONS:
             raise Refused(f"expected at most {MAX_SESSIONS} sessions, received one more", 429)
-        session = Session(f"s-{secrets.token_hex(8)}", request.user_metadata, request.display_name)
+        session = Session(f"s-{secrets.token_hex(8)}", request.display_name)
         self.sessions[session.session_id] = session
         return session
 
@@ -130,26 +151,34 @@ class Service:
     async def end_session(self, session: Session, why: str) -> None:
         """Ends what it has. Checkpoints stay."""
         self.sessions.pop(session.session_id, None)
-        for sampler in session.samplers.values():
-            if sampler.owned is not None:
-                await sampler.base.do(_dropping(sampler.base, sampler.owned))
-        for model in list(session.models.values()):
-            await self._end_model(model, why)
-
-    async def _end_model(self, model: training.Model, why: str) -> None:
-        model.fail_all(why)
-        model.base.remove(model)
-        for adapter in (model.adapter, model.published):
-            if adapter is not None:
-                await model.base.do(_dropping(model.base, adapter))
+        for model in session.models.values():
+            _retire(model, why)
+        for base in self.bases.values():  # after the job that runs, which may add to what the session has
+            await base.do(_dropping(base, session))
 
     async def watch_sessions(self) -> None:
-        """Ends sessions whose clients have gone."""
+        """Ends sessions whose clients have gone, and requests that wait for one that never comes."""
         while True:
             await asyncio.sleep(min(10.0, SESSION_SECONDS / 4))
-            for session in list(self.sessions.values()):
-                if time.monotonic() - session.seen > SESSION_SECONDS:
-                    await self.end_session(session, "the session has ended: no heartbeat came from its client")
+            try:
+                await self.end_what_is_over()
+            except Exception:
+                logger.exception("a session could not be ended")
+
+    async def end_what_is_over(self) -> None:
+        """As `watch_sessions` does now and then."""
+        for session in list(self.sessions.values()):
+            if time.monotonic() - session.seen > SESSION_SECONDS:
+                await self.end_session(session, "the session has ended: no heartbeat came from its client")
+            for model in session.models.values():
+                model.fail_stalled()
+
+    async def stop(self) -> None:
+        """Takes no more requests, and waits for those that run."""
+        self.futures.close()
+        for base in self.bases.values():
+            await base.stop()
+        self.futures.release()
 
     # Models.
 
@@ -180,98 +209,124 @@ class Service:
         request_id = f"{model_id}:{kind}"
         if (known := self.futures.get(request_id)) is not None:
             return known
+        if model_id in session.models or len(session.models) >= MAX_MODELS:
+            raise Refused(f"model_seq_id: expected a new number, and at most {MAX_MODELS} models of a session, received {number}")
         model = training.Model(model_id, base, lora, self.futures, self.counter)
-        future = self._future(request_id)
 
-        async def work() -> None:
+        async def work() -> dict[str, Any]:
+            model.adapter = await base.do(lambda: make(model))
             try:
-                model.adapter = await base.do(lambda: make(model))
-            except Exception as error:
-                self.futures.finish(future, _failure(error))
-                return
+                self.store.add_run(model_id, {"base_model": base.name, "lora": vars(lora), "user_metadata": _texts(metadata)})
+                if self.sessions.get(session_id) is not session:
+                    raise Refused("session_id: expected a session that goes on; it has ended")
+            except Exception:
+                await base.do(lambda: _drop_model(model))
+                raise
             session.models[model_id] = model
             base.add(model)
-            self.store.add_run(model_id, {"base_model": base.name, "lora": vars(lora), "user_metadata": _texts(metadata)})
-            self.futures.finish(future, {"type": kind, "model_id": model_id})
+            return {"type": kind, "model_id": model_id}
 
-        future.extra["model_id"] = model_id
-        _start(work())
+        return self._begin(self.futures.create(request_id, model_id=model_id), work())
+
+    def _begin(self, future: Future, work: Awaitable[dict[str, Any]]) -> Future:
+        """Work beside that of the models; its result or error is that of the future."""
+        async def ending() -> None:
+            try:
+                self.futures.finish(future, await work)
+            except Exception as error:
+                self.futures.finish(future, failure_of(error))
+
+        _start(ending())
         return future
 
-    def _future(self, request_id: str, **extra: Any) -> Future:
-        if self.futures.is_full or self.is_stopping:
-            raise Refused("the server is busy: too many requests wait" if not self.is_stopping else "the server stops", 429)
-        return self.futures.create(request_id, **extra)
+    def _submit(self, model_id: str, seq_id: int, make: Callable[[training.Model], training.Work | training.Passes]) -> Future:
+        """An operation of a model. A repeated seq_id gets the future of the first.
 
-    def _submit(self, model_id: str, seq_id: int, make: Callable[[training.Model, Future], training.Operation]) -> Future:
-        """An operation of a model. A repeated seq_id gets the future of the first."""
-        model = self.model(model_id)
+        Where `make` cannot read the request, it fails in its turn: a number that is left out would stop all later ones.
+        """
         request_id = f"{model_id}:{seq_id}"
+        model = self.model(model_id)
         if (known := self.futures.get(request_id)) is not None:
             return known
-        future = Future(request_id)
-        operation = make(model, future)
-        model.submit(seq_id, operation)
-        operation.future = self._future(request_id)
-        return operation.future
+        model.check(seq_id)
+        future = self.futures.create(request_id)
+        try:
+            work = make(model)
+        except Exception as error:
+            work = _failing(error)
+        model.submit(seq_id, training.Operation(future, work))
+        return future
+
+    def refuse(self, model_id: str, seq_id: int, error: Refused) -> Future:
+        """A request that cannot be read, in its turn."""
+        return self._submit(model_id, seq_id, lambda model: _failing(error))
 
     def forward_backward(self, message: Any) -> Future:
         """A ForwardBackwardRequest."""
-        if len(message.data) > MAX_DATA:
-            raise Refused(f"data: expected at most {MAX_DATA} of a request, received {len(message.data)}")
-        if not message.data:
-            raise Refused("data: expected at least one datum, received none")
         config: dict[str, float | str] = dict(message.loss_fn_config)
         for name, value in message.loss_fn_config_v2.items():
             config[name] = value.text if value.HasField("text") else value.number
 
-        def make(model: training.Model, future: Future) -> training.Operation:
+        def make(model: training.Model) -> training.Passes:
+            if not 1 <= len(message.data) <= MAX_DATA:
+                raise Refused(f"data: expected 1 to {MAX_DATA} of a request, received {len(message.data)}")
             base = model.base
             data = [datum_of(datum, base.vocab_size, base.max_context) for datum in message.data]
             loss = RequestLoss(message.loss_fn, config, data, self.records.get)
-            return training.Operation(future, passes=training.Passes(data, loss, message.forward_only))
+            return training.Passes(data, loss, message.forward_only)
 
-        return self._submit(message.model_id, message.seq_id, _failing_later(make))
+        return self._submit(message.model_id, message.seq_id, make)
 
     def optim_step(self, request: requests.OptimStep) -> Future:
-        work = training.optim_step(request.optim_params)
-        return self._submit(request.model_id, request.seq_id, lambda model, future: training.Operation(future, work))
+        return self._submit(request.model_id, request.seq_id, lambda model: training.optim_step(request.optim_params))
 
     def unload_model(self, model_id: str) -> Future:
         """Forgets a model; its checkpoints stay."""
+        if (known := self.futures.get(f"{model_id}:unload")) is not None:
+            return known
         model = self.model(model_id)
-        future = self._future(f"{model_id}:unload")
+        future = self.futures.create(f"{model_id}:unload")
+        del self.sessions[model_id.partition(":")[0]].models[model_id]
+        _retire(model, "the model was unloaded")
 
-        async def work() -> None:
-            self.session(model_id.partition(":")[0]).models.pop(model_id, None)
-            await self._end_model(model, "the model was unloaded")
-            self.futures.finish(future, {"type": "unload_model", "model_id": model_id})
+        async def work() -> dict[str, Any]:
+            await model.base.do(lambda: _drop_model(model))
+            return {"type": "unload_model", "model_id": model_id}
 
-        _start(work())
-        return future
+        return self._begin(future, work())
 
     # Checkpoints.
 
     def save_weights(self, request: requests.SaveWeights, kind: str = "weights") -> Future:
         """Writes a checkpoint."""
-        name = request.path or f"{request.seq_id:06d}"
-        path = CheckpointPath.of(request.model_id, f"{kind}/{name}")
-
         def work(model: training.Model) -> dict[str, Any]:
+            path = CheckpointPath.of(request.model_id, f"{kind}/{request.path or f'{request.seq_id:06d}'}")
             folder = self.store.reserve(path, request.overwrite or kind != "weights")
-            model.base.use(model.adapter)
-            model.base.engine.save(folder)
-            self.store.publish(path, folder, ttl_seconds=request.ttl_seconds, user_metadata=request.user_metadata)
+            try:
+                model.base.use(model.adapter)
+                model.base.engine.save(folder)
+                self.store.publish(path, folder, ttl_seconds=request.ttl_seconds, user_metadata=request.user_metadata)
+            except BaseException:
+                shutil.rmtree(folder, ignore_errors=True)
+                raise
             return {"type": {"weights": "save_weights", "sampler_weights": "save_weights_for_sampler"}.get(
                 kind, "save_weights_external"), "path": str(path)}  # fmt: skip
 
-        return self._submit(request.model_id, request.seq_id, lambda model, future: training.Operation(future, work))
+        return self._submit(request.model_id, request.seq_id, lambda model: work)
+
+    def save_external(self, request: requests.SaveExternal) -> Future:
+        """A folder of PEFT for use elsewhere."""
+        if request.age_encryption_recipients:
+            refused = Refused("age_encryption_recipients: expected none, files are not encrypted here")
+            return self.refuse(request.model_id, request.seq_id, refused)
+        return self.save_weights(request, "external_weights")
 
     def save_for_sampler(self, request: requests.SaveForSampler) -> Future:
         """A checkpoint under a name, or a sampler of the weights as they are now."""
         if request.sampling_session_seq_id is None:
             return self.save_weights(request, "sampler_weights")
         session = self.session(request.model_id.partition(":")[0])
+        self._make_room(session)
         sampler_id = f"{session.session_id}:sample:{request.sampling_session_seq_id}"
 
         def work(model: training.Model) -> dict[str, Any]:
@@ -287,7 +342,7 @@ class Service:
             session.samplers[sampler_id] = sampler
             return {"type": "save_weights_for_sampler", "sampling_session_id": sampler_id}
 
-        return self._submit(request.model_id, request.seq_id, lambda model, future: training.Operation(future, work))
+        return self._submit(request.model_id, request.seq_id, lambda model: work)
 
     def _checkpoint(self, text: str) -> tuple[Path, Base, LoraSettings, CheckpointPath]:
         path = CheckpointPath.parse(text)
@@ -299,40 +354,44 @@ class Service:
 
     def load_weights(self, request: requests.LoadWeights) -> Future:
         """Into a model, or into a new one."""
-        if request.optimizer_config is not None:
-            _check_optimizer(request.optimizer_config)
-        folder, base, lora, path = self._checkpoint(request.path)
         if request.model_id is None:
             if request.session_id is None or request.model_seq_id is None:
                 raise Refused("load_weights: expected model_id and seq_id, or session_id and model_seq_id, received neither")
-            def make(model: training.Model) -> Adapter:
-                return base.load(folder, lora, optimizer=request.optimizer)
-
-            return self._new_model(request.session_id, request.model_seq_id, base, lora, request.user_metadata, make,
-                                   "load_weights")  # fmt: skip
+            if request.optimizer_config is not None:
+                _check_optimizer(request.optimizer_config)
+            folder, base, lora, _ = self._checkpoint(request.path)
+            return self._new_model(
+                request.session_id, request.model_seq_id, base, lora, request.user_metadata,
+                lambda model: base.load(folder, lora, optimizer=request.optimizer), "load_weights")  # fmt: skip
 
         def work(model: training.Model) -> dict[str, Any]:
-            if model.base is not base or model.lora.rank != lora.rank:
-                raise Refused(f"{path}: expected an adapter of {model.base.name} with rank {model.lora.rank}, received one of "
-                              f"{base.name} with rank {lora.rank}")  # fmt: skip
+            folder, base, lora, path = self._checkpoint(request.path)
+            if model.base is not base or model.lora != lora:
+                raise Refused(f"{path}: expected an adapter of {model.base.name} with {model.lora}, received one of {base.name} "
+                              f"with {lora}")  # fmt: skip
             before, model.adapter = model.adapter, base.load(folder, lora, optimizer=request.optimizer)
             if before is not None:
                 base.drop(before)
             return {"type": "load_weights", "path": str(path), "model_id": model.model_id}
 
-        return self._submit(request.model_id, request.seq_id or 0, lambda model, future: training.Operation(future, work))
+        return self._submit(request.model_id, request.seq_id or 0, lambda model: work)
 
-    def copy_weights(self, request: requests.CopyWeights) -> str:
+    async def copy_weights(self, request: requests.CopyWeights) -> str:
         """A copy of a checkpoint under a run of its own. Returns its path."""
-        import shutil
-
         folder, base, lora, path = self._checkpoint(request.source_path)
+        return await asyncio.to_thread(self._copied, folder, base, lora, path, request.ttl_seconds)
+
+    def _copied(self, folder: Path, base: Base, lora: LoraSettings, path: CheckpointPath, ttl_seconds: int | None) -> str:
         run = f"copy-{secrets.token_hex(8)}:train:0"
         self.store.add_run(run, {"base_model": base.name, "lora": vars(lora), "user_metadata": None})
         copy = CheckpointPath(run, path.kind, path.name)
         place = self.store.reserve(copy, overwrite=False)
-        shutil.copytree(folder, place)
-        self.store.publish(copy, place, ttl_seconds=request.ttl_seconds)
+        try:
+            shutil.copytree(folder, place)
+            self.store.publish(copy, place, ttl_seconds=ttl_seconds)
+        except BaseException:
+            shutil.rmtree(place, ignore_errors=True)
+            raise
         return str(copy)
 
     def weights_info(self, text: str) -> dict[str, Any]:
@@ -353,9 +412,24 @@ class Service:
             session.samplers[sampler_id] = Sampler(sampler_id, session, base, lambda: None)
             return sampler_id
         folder, base, lora, path = self._checkpoint(request.model_path)
-        adapter = await base.do(lambda: base.load(folder, lora, optimizer=False, is_snapshot=True))
-        session.samplers[sampler_id] = Sampler(sampler_id, session, base, lambda: adapter, str(path), adapter)
+        self._make_room(session)
+
+        def load() -> None:
+            if sampler_id not in session.samplers:  # else a repeated request was faster
+                adapter = base.load(folder, lora, optimizer=False, is_snapshot=True)
+                session.samplers[sampler_id] = Sampler(sampler_id, session, base, lambda: adapter, str(path), adapter)
+
+        await base.do(load)
+        if self.sessions.get(session.session_id) is not session:
+            await base.do(_dropping(base, session))
         return sampler_id
+
+    def _make_room(self, session: Session) -> None:
+        """For a snapshot more."""
+        owned = [sampler for sampler in list(session.samplers.values()) if sampler.owned is not None]
+        for sampler in owned[: max(0, len(owned) - MAX_SNAPSHOTS + 1)]:
+            del session.samplers[sampler.sampler_id]
+            _start(sampler.base.do(_dropping_sampler(sampler)))
 
     def sampler(self, sampler_id: str) -> Sampler:
         """Raises Refused."""
@@ -363,6 +437,7 @@ class Service:
         if session is None or sampler_id not in session.samplers:
             raise Refused(f"sampling_session_id: expected one of a session that goes on, received {sampler_id[:100]!r}", 404)
         session.seen = time.monotonic()
+        session.samplers[sampler_id] = session.samplers.pop(sampler_id)
         return session.samplers[sampler_id]
 
     def sample(self, request: requests.Sample) -> Future:
@@ -373,29 +448,33 @@ class Service:
         request_id = f"{sampler.sampler_id}:{request.seq_id}"
         if (known := self.futures.get(request_id)) is not None:
             return known
+        client = request.seq_id // CLIENT_NUMBERS
+        if client > sampler.clients:
+            raise Refused(f"seq_id: expected a number below {(sampler.clients + 1) * CLIENT_NUMBERS}, as the sampler was joined "
+                          f"{sampler.clients} times, received {request.seq_id}")  # fmt: skip
         base = sampler.base
         prompt, max_tokens = _prompt(request, base)
         targets = None
         if request.target_prompt_logprobs is not None:
             targets = sampling.target_table(request.target_prompt_logprobs, len(prompt), base.vocab_size)
         ids = [f"{request_id}:{number}" for number in range(request.num_samples)]
-        future = self._future(request_id, sample_sequence_ids=ids)
+        future = self.futures.create(request_id, sample_sequence_ids=ids)
         try:
             self._samplers[base.name].submit(
                 sampling.Request(future, request, prompt, max_tokens, sampler.weights, ids, targets))  # fmt: skip
         except Refused as error:
             self.futures.finish(future, Failure(str(error), "user"))
-        _start(self._tell(sampler, request.seq_id // 1_000_000_000, future))
+        _start(self._tell(sampler, client, future))
         return future
 
     async def _tell(self, sampler: Sampler, client: int, future: Future) -> None:
         """Adds the end of a request to what `retrieve_futures` tells."""
-        await future.done.wait()
+        await future.news.wait()
         failed = isinstance(future.payload, Failure)
         told: dict[str, Any] = {"state": "failed" if failed else "finished", "request_id": future.request_id}
         if not failed:
             told["response_payload_uncompressed_size"] = future.size
-        sampler.completions.setdefault(client, []).append(told)
+        sampler.completions.setdefault(client, Completions()).add(told)
         sampler.news.set()
 
     async def completions(self, request: requests.RetrieveFutures) -> dict[str, Any]:
@@ -403,10 +482,10 @@ class Service:
         sampler = self.sampler(request.target.sampling_session_id)
         until = time.monotonic() + (30.0 if request.timeout is None else min(request.timeout, 30.0))
         while True:
-            known = sampler.completions.get(request.target.cloned_sampler_id, [])
+            known = sampler.completions.get(request.target.cloned_sampler_id) or Completions()
             left = until - time.monotonic()
-            if len(known) > request.prev_cursor or left <= 0:
-                return {"completions": known[request.prev_cursor :], "cursor": max(len(known), request.prev_cursor)}
+            if known.count > request.prev_cursor or left <= 0 or self.futures.is_closed:
+                return {"completions": known.since(request.prev_cursor), "cursor": max(known.count, request.prev_cursor)}
             sampler.news.clear()
             try:
                 await asyncio.wait_for(sampler.news.wait(), left)
@@ -432,30 +511,41 @@ def _prompt(request: requests.Sample, base: Base) -> tuple[Any, int]:
     return np.array(ids, np.int32), min(request.sampling_params.max_tokens or room, room)
 
 
-def _failing_later(make: Callable[[training.Model, Future], training.Operation]) -> Callable[..., training.Operation]:
-    """Data that cannot be used fail as the result of their request: its turn in the order of the model is taken."""
+def _failing(error: Exception) -> training.Work:
+    def fail(model: training.Model) -> dict[str, Any]:
+        raise error
 
-    def made(model: training.Model, future: Future) -> training.Operation:
-        try:
-            return make(model, future)
-        except Refused as error:
-            message = str(error)
-
-        def fail(model: training.Model) -> dict[str, Any]:
-            raise Refused(message)
-
-        return training.Operation(future, fail)
-
-    return made
+    return fail
 
 
-def _dropping(base: Base, adapter: Adapter) -> Callable[[], None]:
-    return lambda: base.drop(adapter)
+def _retire(model: training.Model, why: str) -> None:
+    """No more of its jobs begin."""
+    model.fail_all(why)
+    model.base.remove(model)
 
 
-def _failure(error: Exception) -> Failure:
-    is_user = refused_as_user(error)
-    return Failure(str(error) if is_user else f"{type(error).__name__}: {error}", "user" if is_user else "server")
+def _drop_model(model: training.Model) -> None:
+    """On the thread of its base, after its last job."""
+    for adapter in (model.adapter, model.published):
+        if adapter is not None:
+            model.base.drop(adapter)
+
+
+def _dropping(base: Base, session: Session) -> Callable[[], None]:
+    """Forgets what a session that has ended has on a base."""
+    def drop() -> None:
+        for model in session.models.values():
+            if model.base is base:
+                _drop_model(model)
+        for sampler in session.samplers.values():
+            if sampler.base is base and sampler.owned is not None:
+                base.drop(sampler.owned)
+
+    return drop
+
+
+def _dropping_sampler(sampler: Sampler) -> Callable[[], None]:
+    return lambda: None if sampler.owned is None else sampler.base.drop(sampler.owned)
 
 
 def _check_optimizer(optimizer: requests.Optimizer) -> None:

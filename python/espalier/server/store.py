@@ -4,7 +4,10 @@
     STATE/lock                            held by the server that uses the folder
     STATE/runs/RUN/run.json               the run: base model, adapter, user metadata
     STATE/runs/RUN/KIND/NAME/             a checkpoint: a folder of PEFT with optimiser state (Engine.save)
-    STATE/runs/RUN/KIND/NAME.json         when it was written and when it expires; written last, so it marks a whole one
+    STATE/runs/RUN/KIND/NAME/checkpoint.json   when it was written and when it expires
+    STATE/runs/RUN/KIND/.new-*            what is being written; whole before it gets its name
+    STATE/runs/RUN/KIND/.old-NAME         what NAME replaces, until NAME is there; a server that starts puts it back
+    STATE/runs/RUN/KIND/.gone-*           what was deleted or has expired
     STATE/parked/                         adapters in no use at the moment; emptied when a server starts
 
 KIND is weights, sampler_weights or external_weights. RUN and NAME have letters, digits and few signs, so that no path from
@@ -19,6 +22,7 @@ import os
 import re
 import secrets
 import shutil
+import threading
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,6 +32,7 @@ from .errors import Refused
 
 KINDS = {"weights": "training", "sampler_weights": "sampler", "external_weights": "external"}
 _RUN = re.compile(r"[A-Za-z0-9_-]{1,64}:train:[0-9]{1,9}")
+ABOUT = "checkpoint.json"
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,199}")
 
 
@@ -105,8 +110,19 @@ class Store:
                              "--state") from None  # fmt: skip
         shutil.rmtree(self._parked, ignore_errors=True)
         self._parked.mkdir()
-        for leftover in [*self._runs.glob("*/*/.new-*"), *self._runs.glob("*/*/.old-*")]:  # of a server that was killed
-            shutil.rmtree(leftover, ignore_errors=True)
+        self._changes = threading.Lock()  # renames, by the threads of the bases and of the event loop
+        self._recover()
+
+    def _recover(self) -> None:
+        """After a server that was killed."""
+        for old in self._runs.glob("*/*/.old-*"):
+            replaced = old.with_name(old.name.removeprefix(".old-"))
+            if not replaced.exists():
+                old.rename(replaced)
+        for kind in self._runs.glob("*/*"):
+            for pattern in (".new-*", ".old-*", ".gone-*"):
+                for leftover in kind.glob(pattern):
+                    shutil.rmtree(leftover, ignore_errors=True)
 
     def close(self) -> None:
         self._lock.close()
@@ -117,10 +133,6 @@ class Store:
 
     def _folder(self, path: CheckpointPath) -> Path:
         return self._runs / path.run.replace(":", ".") / path.kind / path.name
-
-    def _about(self, path: CheckpointPath) -> Path:
-        folder = self._folder(path)
-        return folder.with_name(f"{folder.name}.json")
 
     def add_run(self, run: str, about: dict[str, Any]) -> None:
         """Writes what a run is."""
@@ -150,20 +162,20 @@ class Store:
 
     def checkpoints(self, run: str | None = None) -> list[dict[str, Any]]:
         """The checkpoints of a run, or of all, the newest first."""
-        pattern = f"{run.replace(':', '.')}/*/*.json" if run else "*/*/*.json"
         found = []
-        for file in self._runs.glob(pattern):
-            if file.parent.name not in KINDS:
+        for file in self._runs.glob(f"{run.replace(':', '.') if run else '*'}/*/*/{ABOUT}"):
+            folder = file.parent
+            if folder.parent.name not in KINDS or not _NAME.fullmatch(folder.name):
                 continue
-            path = CheckpointPath(file.parents[1].name.replace(".", ":"), file.parent.name, file.name.removesuffix(".json"))
+            path = CheckpointPath(folder.parents[1].name.replace(".", ":"), folder.parent.name, folder.name)
             if about := self._live(path):
                 found.append(about)
         return sorted(found, key=lambda each: each["time"], reverse=True)
 
     def _live(self, path: CheckpointPath) -> dict[str, Any] | None:
-        """What is known of a checkpoint, unless it has expired or is not whole."""
-        about = _read_json(self._about(path))
-        if about is None or not self._folder(path).is_dir():
+        """What is known of a checkpoint, unless it has expired."""
+        about = _read_json(self._folder(path) / ABOUT)
+        if about is None:
             return None
         if about.get("expires_at") and about["expires_at"] <= now():
             self._remove(path)
@@ -188,23 +200,23 @@ class Store:
     def publish(self, path: CheckpointPath, written: Path, *, ttl_seconds: int | None = None,
                 user_metadata: dict[str, str] | None = None) -> None:  # fmt: skip
         """Makes a folder from `reserve` the checkpoint, in place of what was there."""
+        size = sum(file.stat().st_size for file in written.rglob("*") if file.is_file())
+        _write_json(written / ABOUT, {"time": now(), "size_bytes": size, "public": False, "user_metadata": user_metadata,
+                                       "expires_at": _expiry(ttl_seconds)})  # fmt: skip
         folder = self._folder(path)
-        if folder.exists():
-            old = folder.with_name(f".old-{secrets.token_hex(8)}")
-            folder.rename(old)
-            written.rename(folder)
+        old = folder.with_name(f".old-{folder.name}")
+        with self._changes:
             shutil.rmtree(old, ignore_errors=True)
-        else:
+            if folder.exists():
+                folder.rename(old)
             written.rename(folder)
-        size = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
-        _write_json(self._about(path), {"time": now(), "size_bytes": size, "public": False, "user_metadata": user_metadata,
-                                        "expires_at": _expiry(ttl_seconds)})  # fmt: skip
+        shutil.rmtree(old, ignore_errors=True)
 
     def set_ttl(self, path: CheckpointPath, ttl_seconds: int | None) -> None:
         """When the checkpoint expires, from now on; None: never. Raises Refused."""
-        self.find(path)
-        about = _read_json(self._about(path)) or {}
-        _write_json(self._about(path), {**about, "expires_at": _expiry(ttl_seconds)})
+        with self._changes:
+            about = self.find(path) / ABOUT
+            _write_json(about, {**(_read_json(about) or {}), "expires_at": _expiry(ttl_seconds)})
 
     def delete(self, path: CheckpointPath) -> None:
         """Raises Refused if there is none."""
@@ -212,9 +224,11 @@ class Store:
         self._remove(path)
 
     def _remove(self, path: CheckpointPath) -> None:
+        folder = self._folder(path)
+        gone = folder.with_name(f".gone-{secrets.token_hex(8)}")
         with contextlib.suppress(FileNotFoundError):
-            self._about(path).unlink()
-        shutil.rmtree(self._folder(path), ignore_errors=True)
+            folder.rename(gone)
+        shutil.rmtree(gone, ignore_errors=True)
 
 
 def _expiry(ttl_seconds: int | None) -> str | None:

@@ -14,9 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import InputError
 from ..native import core
-from .base import Adapter, Base, Counter, LoraSettings, refused_as_user
+from .base import Adapter, Base, Counter, LoraSettings
 from .data import Datum, Rows, output_of
 from .errors import Refused
 from .futures import Failure, Future, Futures
@@ -24,6 +23,7 @@ from .losses import RequestLoss
 from .requests import Adam
 
 WINDOW_SECONDS = 0.01
+GAP_SECONDS = 300.0    # that operations wait for an earlier one
 MAX_OPERATIONS = 4096  # of a model that wait
 
 
@@ -32,9 +32,12 @@ class Operation:
     """A request to a model. Its `work` runs on the thread of the base, and returns the result."""
 
     future: Future
-    work: Callable[["Model"], bytes | dict[str, Any]] | None = None
-    passes: "Passes | None" = None  # instead of work, where it is a forward or backward pass
-    result: bytes | dict[str, Any] | Failure | None = None
+    work: "Work | Passes"
+    result: bytes | dict[str, Any] | None = None
+
+    @property
+    def passes(self) -> "Passes | None":
+        return self.work if isinstance(self.work, Passes) else None
 
 
 @dataclass
@@ -45,6 +48,9 @@ class Passes:
     loss: RequestLoss
     forward_only: bool
     arrived: float = field(default_factory=time.monotonic)
+
+
+Work = Callable[["Model"], dict[str, Any]]
 
 
 class Model:
@@ -69,25 +75,33 @@ class Model:
         self._counter = counter
         self._waiting: dict[int, Operation] = {}
         self._next = 1
+        self._last_arrival = 0.0
         self._timer: asyncio.TimerHandle | None = None
 
-    def submit(self, seq_id: int, operation: Operation) -> None:
-        """An operation with its place in the order. Raises Refused."""
-        if seq_id < self._next or seq_id in self._waiting:
-            raise Refused(f"seq_id: expected a number from {self._next} on that was not used yet, received {seq_id}", 409)
+    def check(self, seq_id: int) -> None:
+        """Whether `submit` can take an operation with this number. Raises Refused."""
+        if seq_id < self._next:
+            raise Refused(f"seq_id: expected a number from {self._next} on, received {seq_id}, whose result has expired", 410)
         if len(self._waiting) >= MAX_OPERATIONS:
             raise Refused(f"expected at most {MAX_OPERATIONS} waiting requests to a model, received one more", 429)
-        self._waiting[seq_id] = operation
-        self.base.wake()
 
-    def has(self, seq_id: int) -> bool:
-        return seq_id in self._waiting
+    def submit(self, seq_id: int, operation: Operation) -> None:
+        """An operation with its place in the order, a new one."""
+        self._waiting[seq_id] = operation
+        self._last_arrival = time.monotonic()
+        self.base.wake()
 
     def fail_all(self, message: str) -> None:
         """Ends what waits."""
         for operation in self._waiting.values():
             self._futures.finish(operation.future, Failure(message, "user"))
+        self._next = max(self._waiting, default=self._next - 1) + 1
         self._waiting.clear()
+
+    def fail_stalled(self) -> None:
+        """Ends what waits for a request that never came: its client could wait for ever."""
+        if self._waiting and self._next not in self._waiting and time.monotonic() - self._last_arrival > GAP_SECONDS:
+            self.fail_all(f"seq_id: expected {self._next} within {GAP_SECONDS:.0f} seconds, received only later numbers")
 
     def next_job(self) -> "_Job | None":
         """Of the operations whose turn it is, those that can be done together."""
@@ -135,21 +149,20 @@ class _Job:
         self._counter = counter
 
     def run(self) -> None:
-        try:
-            if self._operations[0].passes is not None:
-                self._run_passes()
-            else:
-                operation = self._operations[0]
-                assert operation.work is not None
-                operation.result = operation.work(self._model)
-        except Exception as error:
-            for operation in self._operations:
-                operation.result = Failure(_message(error), "user" if refused_as_user(error) else "server")
+        first = self._operations[0]
+        if isinstance(first.work, Passes):
+            self._run_passes()
+        else:
+            first.result = first.work(self._model)
 
     def finish(self) -> None:
         for operation in self._operations:
             assert operation.result is not None
             self._futures.finish(operation.future, operation.result)
+
+    def fail(self, failure: Failure) -> None:
+        for operation in self._operations:
+            self._futures.finish(operation.future, failure)
 
     def _run_passes(self) -> None:
         passes = [operation.passes for operation in self._operations if operation.passes is not None]
@@ -205,11 +218,7 @@ class _Job:
         return rows.per_datum(values, lambda columns: np.stack(columns, 1)), losses, forest.tree_tokens
 
 
-def _message(error: Exception) -> str:
-    return str(error) if isinstance(error, InputError | Refused) else f"{type(error).__name__}: {error}"
-
-
-def optim_step(adam: Adam) -> Callable[[Model], dict[str, Any]]:
+def optim_step(adam: Adam) -> Work:
     """The work of an optimiser step."""
 
     def work(model: Model) -> dict[str, Any]:
