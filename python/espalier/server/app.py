@@ -20,7 +20,7 @@ from . import requests, schema
 from .errors import Refused
 from .futures import Failure, Future
 from .service import Service, digest
-from .store import ABOUT, CheckpointPath
+from .store import CheckpointPath
 
 BODY_BYTES = 64 << 20      # of a request, after decompression
 POLL_SECONDS = 30.0        # that retrieve_future waits; clients allow 45
@@ -313,7 +313,7 @@ class App:
     async def _urls(self, request: Request) -> Response:
         folder = self.service.store.find(_path_of(request))
         prefix = str(request.url).split("/external_weights_urls")[0]
-        names = sorted(str(file.relative_to(folder)) for file in folder.rglob("*") if file.is_file() and file.name != ABOUT)
+        names = sorted(str(file.relative_to(folder)) for file in folder.rglob("*") if file.is_file())
         return JSONResponse({"urls": {name: f"{prefix}/files/{name}" for name in names}, "expires": "9999-12-31T00:00:00Z"})
 
     async def _file(self, request: Request) -> Response:

@@ -301,14 +301,10 @@ class Service:
         """Writes a checkpoint."""
         def work(model: training.Model) -> dict[str, Any]:
             path = CheckpointPath.of(request.model_id, f"{kind}/{request.path or f'{request.seq_id:06d}'}")
-            folder = self.store.reserve(path, request.overwrite or kind != "weights")
-            try:
-                model.base.use(model.adapter)
+            model.base.use(model.adapter)
+            with self.store.writing(path, overwrite=request.overwrite or kind != "weights", ttl_seconds=request.ttl_seconds,
+                                    user_metadata=request.user_metadata) as folder:  # fmt: skip
                 model.base.engine.save(folder)
-                self.store.publish(path, folder, ttl_seconds=request.ttl_seconds, user_metadata=request.user_metadata)
-            except BaseException:
-                shutil.rmtree(folder, ignore_errors=True)
-                raise
             return {"type": {"weights": "save_weights", "sampler_weights": "save_weights_for_sampler"}.get(
                 kind, "save_weights_external"), "path": str(path)}  # fmt: skip
 
@@ -385,13 +381,8 @@ class Service:
         run = f"copy-{secrets.token_hex(8)}:train:0"
         self.store.add_run(run, {"base_model": base.name, "lora": vars(lora), "user_metadata": None})
         copy = CheckpointPath(run, path.kind, path.name)
-        place = self.store.reserve(copy, overwrite=False)
-        try:
+        with self.store.writing(copy, ttl_seconds=ttl_seconds) as place:
             shutil.copytree(folder, place)
-            self.store.publish(copy, place, ttl_seconds=ttl_seconds)
-        except BaseException:
-            shutil.rmtree(place, ignore_errors=True)
-            raise
         return str(copy)
 
     def weights_info(self, text: str) -> dict[str, Any]:
