@@ -72,7 +72,7 @@ class Local:
         self.store = Store(state)
         self.base = Base("tiny", folder, {"dtype": "float64", "threads": 1}, self.store, max_adapters)
         self.service = Service({"tiny": self.base}, self.store)
-        self._server = uvicorn.Server(uvicorn.Config(App(self.service, api_key).starlette(), port=0, log_level="critical"))
+        self._server = uvicorn.Server(uvicorn.Config(App(self.service, api_key).starlette(), port=0, log_level="error"))
         self._thread = threading.Thread(target=self._server.run, daemon=True)
 
     def __enter__(self):

@@ -59,15 +59,19 @@ def killed_at(work, number):
     child = os.fork()
     if child == 0:
         left = number
-        for place, name in PHASES:
-            def changed(*arguments, original=getattr(place, name), **options):
+
+        def counted(original):
+            def changed(*arguments, **options):
                 nonlocal left
                 left -= 1
                 if left < 0:
                     os.kill(os.getpid(), signal.SIGKILL)
                 return original(*arguments, **options)
 
-            setattr(place, name, changed)
+            return changed
+
+        for place, name in PHASES:
+            setattr(place, name, counted(getattr(place, name)))
         try:
             work()
         finally:
@@ -89,7 +93,7 @@ def test_a_kill_in_each_phase_of_a_save(tmp_path, before):
         found.append(content(store))
         if found[-1] is not None:  # times belong to the content
             assert (store.checkpoints()[0]["expires_at"] is None) == (found[-1] == "new")
-        assert not [each for each in folder.glob("runs/*/*/.*")]
+        assert not list(folder.glob("runs/*/*/.*"))
         write(store, "again")
         assert content(store) == "again"
         store.close()
@@ -170,7 +174,7 @@ def three_clients(local):
     for step in range(3):
         for number, model in enumerate(models):
             assert isinstance(local.result(fwdbwd(local, model, 3 * step + 1, [3, 4, 5 + number, 9 + step])), bytes)
-        for number, model in enumerate(models):  # the gradients of all wait
+        for model in models:  # the gradients of all wait
             assert "metrics" in local.result(local.post("optim_step", adam(model, 3 * step + 2)))
             saved = {"model_id": model, "seq_id": 3 * step + 3, "sampling_session_seq_id": step}
             snapshots.append(local.result(local.post("save_weights_for_sampler", saved))["sampling_session_id"])

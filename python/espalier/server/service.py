@@ -266,6 +266,10 @@ class Service:
         config: dict[str, float | str] = dict(message.loss_fn_config)
         for name, value in message.loss_fn_config_v2.items():
             config[name] = value.text if value.HasField("text") else value.number
+        # Protobuf gives bytes where a text is not UTF-8.
+        texts = [message.loss_fn, *config, *config.values(), *(name for datum in message.data for name in datum.loss_fn_inputs)]
+        if isinstance(message.model_id, bytes) or any(isinstance(text, bytes) for text in texts):
+            raise Refused("expected texts in UTF-8, received others")
 
         def make(model: training.Model) -> training.Passes:
             if not 1 <= len(message.data) <= MAX_DATA:
