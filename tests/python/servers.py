@@ -1,13 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the tests of `espalier serve` have in common: a server in a process of its own, and the official client."""
 
+import asyncio
 import os
 import subprocess
 import sys
 import threading
+import time
 from contextlib import contextmanager
 from pathlib import Path
 
+import httpx
 from tinker import types
 
 PYTHON = Path(__file__).resolve().parents[2] / "python"
@@ -53,3 +56,69 @@ def datum(tokens, targets=None, **inputs):
 
 def prompt(*tokens):
     return types.ModelInput.from_ints(list(tokens))
+
+
+class Local:
+    """A server in this process, where a test can look inside."""
+
+    def __init__(self, folder, state, max_adapters=32, api_key=""):
+        import uvicorn
+
+        from espalier.server.app import App
+        from espalier.server.base import Base
+        from espalier.server.service import Service
+        from espalier.server.store import Store
+
+        self.store = Store(state)
+        self.base = Base("tiny", folder, {"dtype": "float64", "threads": 1}, self.store, max_adapters)
+        self.service = Service({"tiny": self.base}, self.store)
+        self._server = uvicorn.Server(uvicorn.Config(App(self.service, api_key).starlette(), port=0, log_level="error"))
+        self._thread = threading.Thread(target=self._server.run, daemon=True)
+
+    def __enter__(self):
+        self._thread.start()
+        while not self._server.started:
+            assert self._thread.is_alive()
+            time.sleep(0.01)
+        port = self._server.servers[0].sockets[0].getsockname()[1]
+        self.address = f"http://127.0.0.1:{port}"
+        self.http = httpx.Client(base_url=f"{self.address}/api/v1/", timeout=60)
+        return self
+
+    def __exit__(self, *error):
+        self.http.close()
+        self._server.should_exit = True
+        self._thread.join()
+        self.store.close()
+
+    def on_loop(self, work):
+        """The result of a coroutine on the thread of the event loop."""
+        return asyncio.run_coroutine_threadsafe(work, self.base._work.get_loop()).result()
+
+    @contextmanager
+    def held(self):
+        """The thread of the base does no work within."""
+        go = threading.Event()
+        self.base._thread.submit(go.wait)
+        try:
+            yield
+        finally:
+            go.set()
+
+    def post(self, path, body):
+        return self.http.post(path, json=body)
+
+    def result(self, promise):
+        """Of a request: bytes of protobuf, or an object."""
+        assert promise.status_code == 200, promise.text
+        while (answer := self.post("retrieve_future", {"request_id": promise.json()["request_id"]})).status_code == 408:
+            pass
+        assert answer.status_code == 200, answer.text
+        return answer.content if "protobuf" in answer.headers["content-type"] else answer.json()
+
+    def model(self, rank=2, seed=1):
+        """A new session with a new model."""
+        session = self.post("create_session", {}).json()["session_id"]
+        promise = self.post("create_model", {"session_id": session, "model_seq_id": 0, "base_model": "tiny",
+                                             "lora_config": {"rank": rank, "seed": seed}})  # fmt: skip
+        return self.result(promise)["model_id"]

@@ -56,7 +56,7 @@ def service(address):
 def saved(state, path):
     """The folder of a checkpoint."""
     run, kind, name = path.removeprefix("tinker://").split("/")
-    return state / "runs" / run.replace(":", ".") / kind / name
+    return state / "runs" / run.replace(":", ".") / kind / name / "adapter"
 
 
 def batches(loss):

@@ -4,7 +4,9 @@
 import asyncio
 import contextlib
 import hmac
+import re
 from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
 from typing import Any, TypeVar
 
 import pydantic
@@ -20,7 +22,7 @@ from . import requests, schema
 from .errors import Refused
 from .futures import Failure, Future
 from .service import Service, digest
-from .store import ABOUT, CheckpointPath
+from .store import CheckpointPath
 
 BODY_BYTES = 64 << 20      # of a request, after decompression
 POLL_SECONDS = 30.0        # that retrieve_future waits; clients allow 45
@@ -75,7 +77,7 @@ def _promise(future: Future) -> Response:
 def _page(found: list[Any], request: Request, name: str) -> dict[str, Any]:
     def number(key: str, default: int) -> int:
         text = request.query_params.get(key, str(default))
-        if not text.isdigit() or int(text) > 1 << 31:
+        if not re.fullmatch(r"[0-9]{1,9}", text):
             raise Refused(f"{key}: expected a whole number from 0 on, received {text[:100]!r}")
         return int(text)
 
@@ -313,13 +315,12 @@ class App:
     async def _urls(self, request: Request) -> Response:
         folder = self.service.store.find(_path_of(request))
         prefix = str(request.url).split("/external_weights_urls")[0]
-        names = sorted(str(file.relative_to(folder)) for file in folder.rglob("*") if file.is_file() and file.name != ABOUT)
-        return JSONResponse({"urls": {name: f"{prefix}/files/{name}" for name in names}, "expires": "9999-12-31T00:00:00Z"})
+        urls = {name: f"{prefix}/files/{name}" for name in sorted(_files(folder))}
+        return JSONResponse({"urls": urls, "expires": "9999-12-31T00:00:00Z"})
 
     async def _file(self, request: Request) -> Response:
-        folder = self.service.store.find(_path_of(request)).resolve()
-        file = (folder / request.path_params["file"]).resolve()
-        if not file.is_relative_to(folder) or not file.is_file():
+        file = _files(self.service.store.find(_path_of(request))).get(request.path_params["file"])
+        if file is None:
             raise Refused("expected a file of the checkpoint", 404)
         return FileResponse(file)
 
@@ -372,6 +373,11 @@ class App:
 
 def _key_of(request: Request) -> str:
     return request.headers.get("x-api-key") or request.headers.get("authorization", "").removeprefix("Bearer ")
+
+
+def _files(folder: Path) -> dict[str, Path]:
+    """All below a folder, by their paths from there."""
+    return {str(file.relative_to(folder)): file for file in folder.rglob("*") if file.is_file()}
 
 
 def _path_of(request: Request) -> CheckpointPath:

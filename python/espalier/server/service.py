@@ -266,6 +266,10 @@ class Service:
         config: dict[str, float | str] = dict(message.loss_fn_config)
         for name, value in message.loss_fn_config_v2.items():
             config[name] = value.text if value.HasField("text") else value.number
+        # Protobuf gives bytes where a text is not UTF-8.
+        texts = [message.loss_fn, *config, *config.values(), *(name for datum in message.data for name in datum.loss_fn_inputs)]
+        if isinstance(message.model_id, bytes) or any(isinstance(text, bytes) for text in texts):
+            raise Refused("expected texts in UTF-8, received others")
 
         def make(model: training.Model) -> training.Passes:
             if not 1 <= len(message.data) <= MAX_DATA:
@@ -301,14 +305,10 @@ class Service:
         """Writes a checkpoint."""
         def work(model: training.Model) -> dict[str, Any]:
             path = CheckpointPath.of(request.model_id, f"{kind}/{request.path or f'{request.seq_id:06d}'}")
-            folder = self.store.reserve(path, request.overwrite or kind != "weights")
-            try:
-                model.base.use(model.adapter)
+            model.base.use(model.adapter)
+            with self.store.writing(path, overwrite=request.overwrite or kind != "weights", ttl_seconds=request.ttl_seconds,
+                                    user_metadata=request.user_metadata) as folder:  # fmt: skip
                 model.base.engine.save(folder)
-                self.store.publish(path, folder, ttl_seconds=request.ttl_seconds, user_metadata=request.user_metadata)
-            except BaseException:
-                shutil.rmtree(folder, ignore_errors=True)
-                raise
             return {"type": {"weights": "save_weights", "sampler_weights": "save_weights_for_sampler"}.get(
                 kind, "save_weights_external"), "path": str(path)}  # fmt: skip
 
@@ -385,13 +385,8 @@ class Service:
         run = f"copy-{secrets.token_hex(8)}:train:0"
         self.store.add_run(run, {"base_model": base.name, "lora": vars(lora), "user_metadata": None})
         copy = CheckpointPath(run, path.kind, path.name)
-        place = self.store.reserve(copy, overwrite=False)
-        try:
+        with self.store.writing(copy, ttl_seconds=ttl_seconds) as place:
             shutil.copytree(folder, place)
-            self.store.publish(copy, place, ttl_seconds=ttl_seconds)
-        except BaseException:
-            shutil.rmtree(place, ignore_errors=True)
-            raise
         return str(copy)
 
     def weights_info(self, text: str) -> dict[str, Any]:

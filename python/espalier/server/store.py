@@ -3,8 +3,8 @@
 
     STATE/lock                            held by the server that uses the folder
     STATE/runs/RUN/run.json               the run: base model, adapter, user metadata
-    STATE/runs/RUN/KIND/NAME/             a checkpoint: a folder of PEFT with optimiser state (Engine.save)
-    STATE/runs/RUN/KIND/NAME/checkpoint.json   when it was written and when it expires
+    STATE/runs/RUN/KIND/NAME/adapter/     a checkpoint: a folder of PEFT with optimiser state (Engine.save)
+    STATE/runs/RUN/KIND/NAME/about.json   when it was written and when it expires
     STATE/runs/RUN/KIND/.new-*            what is being written; whole before it gets its name
     STATE/runs/RUN/KIND/.old-NAME         what NAME replaces, until NAME is there; a server that starts puts it back
     STATE/runs/RUN/KIND/.gone-*           what was deleted or has expired
@@ -23,6 +23,7 @@ import re
 import secrets
 import shutil
 import threading
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -32,7 +33,7 @@ from .errors import Refused
 
 KINDS = {"weights": "training", "sampler_weights": "sampler", "external_weights": "external"}
 _RUN = re.compile(r"[A-Za-z0-9_-]{1,64}:train:[0-9]{1,9}")
-ABOUT = "checkpoint.json"
+_ABOUT, _ADAPTER = "about.json", "adapter"
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,199}")
 
 
@@ -163,7 +164,7 @@ class Store:
     def checkpoints(self, run: str | None = None) -> list[dict[str, Any]]:
         """The checkpoints of a run, or of all, the newest first."""
         found = []
-        for file in self._runs.glob(f"{run.replace(':', '.') if run else '*'}/*/*/{ABOUT}"):
+        for file in self._runs.glob(f"{run.replace(':', '.') if run else '*'}/*/*/{_ABOUT}"):
             folder = file.parent
             if folder.parent.name not in KINDS or not _NAME.fullmatch(folder.name):
                 continue
@@ -174,7 +175,7 @@ class Store:
 
     def _live(self, path: CheckpointPath) -> dict[str, Any] | None:
         """What is known of a checkpoint, unless it has expired."""
-        about = _read_json(self._folder(path) / ABOUT)
+        about = _read_json(self._folder(path) / _ABOUT)
         if about is None:
             return None
         if about.get("expires_at") and about["expires_at"] <= now():
@@ -184,38 +185,42 @@ class Store:
                 **about}  # fmt: skip
 
     def find(self, path: CheckpointPath) -> Path:
-        """The folder of a checkpoint. Raises Refused."""
+        """The folder of PEFT of a checkpoint. Raises Refused."""
         if self._live(path) is None:
             raise Refused(f"{path}: expected a checkpoint, found none; it may have expired", 404)
-        return self._folder(path)
+        return self._folder(path) / _ADAPTER
 
-    def reserve(self, path: CheckpointPath, overwrite: bool) -> Path:
-        """A new folder beside that of the checkpoint, for `publish`. Raises Refused if the checkpoint exists."""
+    @contextlib.contextmanager
+    def writing(self, path: CheckpointPath, *, overwrite: bool = False, ttl_seconds: int | None = None,
+                user_metadata: dict[str, str] | None = None) -> Iterator[Path]:  # fmt: skip
+        """Where to write a folder of PEFT. Afterwards it is the checkpoint, in place of what was there.
+
+        Raises Refused if the checkpoint exists and `overwrite` is not given.
+        """
         if not overwrite and self._live(path) is not None:
             raise Refused(f"{path}: expected no such checkpoint, it exists already; `overwrite` replaces it", 409)
         folder = self._folder(path)
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        return folder.with_name(f".new-{secrets.token_hex(8)}")
-
-    def publish(self, path: CheckpointPath, written: Path, *, ttl_seconds: int | None = None,
-                user_metadata: dict[str, str] | None = None) -> None:  # fmt: skip
-        """Makes a folder from `reserve` the checkpoint, in place of what was there."""
-        size = sum(file.stat().st_size for file in written.rglob("*") if file.is_file())
-        _write_json(written / ABOUT, {"time": now(), "size_bytes": size, "public": False, "user_metadata": user_metadata,
+        new, old = folder.with_name(f".new-{secrets.token_hex(8)}"), folder.with_name(f".old-{folder.name}")
+        new.mkdir(parents=True)
+        try:
+            yield new / _ADAPTER
+            size = sum(file.stat().st_size for file in new.rglob("*") if file.is_file())
+            _write_json(new / _ABOUT, {"time": now(), "size_bytes": size, "public": False, "user_metadata": user_metadata,
                                        "expires_at": _expiry(ttl_seconds)})  # fmt: skip
-        folder = self._folder(path)
-        old = folder.with_name(f".old-{folder.name}")
-        with self._changes:
+            with self._changes:
+                shutil.rmtree(old, ignore_errors=True)
+                if folder.exists():
+                    folder.rename(old)
+                new.rename(folder)
             shutil.rmtree(old, ignore_errors=True)
-            if folder.exists():
-                folder.rename(old)
-            written.rename(folder)
-        shutil.rmtree(old, ignore_errors=True)
+        finally:
+            shutil.rmtree(new, ignore_errors=True)
 
     def set_ttl(self, path: CheckpointPath, ttl_seconds: int | None) -> None:
         """When the checkpoint expires, from now on; None: never. Raises Refused."""
         with self._changes:
-            about = self.find(path) / ABOUT
+            self.find(path)
+            about = self._folder(path) / _ABOUT
             _write_json(about, {**(_read_json(about) or {}), "expires_at": _expiry(ttl_seconds)})
 
     def delete(self, path: CheckpointPath) -> None:
