@@ -85,7 +85,7 @@ PYTHON
 
 make_venv() {
   local stamp=.venv/.espalier-requirements wanted
-  wanted="$(sha256sum requirements.txt | cut -d' ' -f1) $(python3 -c 'import sys; print(sys.version.split()[0])')"
+  wanted="$(cat requirements.txt requirements-cookbook.txt | sha256sum | cut -d' ' -f1) $(python3 -c 'import sys; print(sys.version.split()[0])')"
   [[ -f $stamp && $(<"$stamp") == "$wanted" ]] && return
   if ! .venv/bin/python -m pip --version &>/dev/null; then
     say "making .venv"
@@ -93,6 +93,7 @@ make_venv() {
   fi
   say "installing requirements.txt into .venv (5 GB the first time; unpacking them takes minutes without a word)"
   .venv/bin/python -m pip install --disable-pip-version-check --requirement requirements.txt >&2
+  .venv/bin/python -m pip install --disable-pip-version-check --no-deps --requirement requirements-cookbook.txt >&2
   echo "$wanted" >"$stamp"
 }
 

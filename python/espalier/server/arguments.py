@@ -50,6 +50,8 @@ def serve_parser() -> ArgumentParser:
     add("--device", default="cpu", help="device, such as cpu or cuda:0 (default: %(default)s)")
     add("--memory-budget", metavar="SIZE", help="memory that a step may use, such as 16GiB (default: no limit)")
     add("--token-budget", type=positive, metavar="N", help="tokens of a micro-batch at most (default: no limit)")
+    add("--strategy", choices=("auto", "partition", "tree-packing", "sequence-packing"),
+        help="how data are put into micro-batches; sequence-packing encodes each by itself (default: auto)")  # fmt: skip
     add("--threads", type=positive, metavar="N", help="CPU threads (default: all cores)")
     add("--max-adapters", type=positive, default=32, metavar="N",
         help="adapters kept in memory; others lie in --state until they are used (default: %(default)s)")  # fmt: skip

@@ -42,6 +42,7 @@ class Request:
     sequence_ids: list[str]
     targets: NDArray[np.int64] | None = None  # [len(prompt) - 1, K], -1: none
     sequences: list["Sequence"] = field(default_factory=list)
+    prompt_logprobs: NDArray[np.floating[Any]] | None = None  # nan for the first token
     result: bytes | Failure | None = None
 
     def params(self, stop_ids: list[int]) -> espalier.SamplingParams:
@@ -153,6 +154,7 @@ class _Job:
     def run(self) -> None:
         self._samplers.base.use(self._requests[0].weights())
         self._sample()
+        self._score_prompts()
         for request in self._requests:
             try:
                 request.result = self._response(request)
@@ -190,6 +192,16 @@ class _Job:
             encoded_prompt_tokens=forest.tree_tokens,
             sampled_tokens=sum(len(sequence.tokens) for each in requests for sequence in each.sequences))  # fmt: skip
 
+    def _score_prompts(self) -> None:
+        """In one call, in which prefixes that prompts share are encoded once."""
+        asking = [request for request in self._requests if request.sample.prompt_logprobs]
+        longer = [request.prompt for request in asking if len(request.prompt) > 1]
+        scored = iter(self._engine.logprobs(longer) if longer else [])
+        for request in asking:
+            request.prompt_logprobs = np.full(len(request.prompt), np.nan, "<f4")
+            if len(request.prompt) > 1:
+                request.prompt_logprobs[1:] = next(scored)[1:]
+
     def _response(self, request: Request) -> bytes:
         message = schema.SampleResponse(prompt_cache_hit_tokens=0)
         for sequence in request.sequences:
@@ -197,10 +209,7 @@ class _Job:
                                   tokens=sequence.tokens.astype("<i4").tobytes(),
                                   logprobs=sequence.logprobs.astype("<f4").tobytes())  # fmt: skip
         sample, prompt = request.sample, request.prompt
-        if sample.prompt_logprobs:
-            values = np.full(len(prompt), np.nan, "<f4")
-            if len(prompt) > 1:
-                values[1:] = self._engine.logprobs([prompt])[0][1:]
+        if (values := request.prompt_logprobs) is not None:
             if sample.prompt_logprobs_last_n is not None:
                 values[: max(0, len(prompt) - sample.prompt_logprobs_last_n)] = np.nan
             message.prompt_logprobs = values.tobytes()
