@@ -20,8 +20,9 @@ class Engine:
     def __init__(self):
         self.scored = []
 
-    def sample(self, prompts, samples, **options):
-        return [{"input_ids": [*prompt, 9], "logprobs": [0.0] * len(prompt) + [-9.0]} for prompt in prompts for _ in range(samples)]
+    def sample(self, prompts, params, watch):
+        return [{"input_ids": [*prompt, 9], "logprobs": [0.0] * len(prompt) + [-9.0]}
+                for prompt, own in zip(prompts, params, strict=True) for _ in range(own.samples)]  # fmt: skip
 
     def logprobs(self, prompts):
         self.scored.append(len(prompts))
