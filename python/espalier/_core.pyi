@@ -629,9 +629,6 @@ class RowsReport:
     def json(self) -> str:
         """The output of `espalier inspect --json`."""
 
-    def text(self) -> str:
-        """The output of `espalier inspect`."""
-
     def page_data(self, title: str) -> str:
         """What espalier.page makes the page of `espalier inspect --html` of."""
 

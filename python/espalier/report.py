@@ -13,6 +13,7 @@ from typing import Any
 from .errors import InputError, python_names
 from .native import core
 from .page.render import page_of
+from .printed.inspect import report_text
 from .rows.files import Trajectories, read, trajectories
 from .rows.sequences import Row
 from .trees import Forest
@@ -60,17 +61,17 @@ class Report:
             >>> espalier.inspect([[5, 6, 7, 8], [5, 6, 9]]).html().startswith("<!DOCTYPE html>")
             True
         """
-        return page_of(self._found.page_data(self._title))
+        return page_of(**json.loads(self._found.page_data(self._title)))
 
     def __str__(self) -> str:
-        return python_names(self._found.text())
+        return python_names(report_text(self.data, has_model=False))
 
     def __repr__(self) -> str:
         return f"<espalier.Report of {self._title}: {self.data['verdict']['text']}>"
 
     def __reduce__(self) -> tuple[Any, ...]:
         found = self._found
-        return Report, (_Found(found.forest, found.json(), found.text(), found.page_data(self._title)), self._title)
+        return Report, (_Found(found.forest, found.json(), found.page_data(self._title)), self._title)
 
     def _repr_html_(self) -> str:
         return f'<iframe srcdoc="{html.escape(self.html())}" width="100%" height="720" style="border: 0"></iframe>'
@@ -82,14 +83,10 @@ class _Found:
 
     forest: Forest
     _json: str
-    _text: str
     _page_data: str
 
     def json(self) -> str:
         return self._json
-
-    def text(self) -> str:
-        return self._text
 
     def page_data(self, _title: str) -> str:
         return self._page_data

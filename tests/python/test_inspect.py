@@ -12,6 +12,7 @@ import pytest
 from conftest import REPOSITORY, seed_of
 from espalier.page.text import html as page_html
 from espalier.page.text import messages_html, visible
+from espalier.printed.figures import gains_text
 
 CHAT = "<|im_start|>user\nWhere is my parcel? </script><b>&amp;</b><|im_end|>\n<|im_start|>assistant\n"
 
@@ -330,6 +331,17 @@ def test_large_forests_keep_the_largest_subtrees(espalier, tmp_path):
     assert tree["of"] == report["nodes"] > tree["nodes"] == 200_000
     assert sum(size for _, size, *_ in nodes) + sum(hidden) == report["tree_tokens"]
     assert sum(multiplicity for depth, _, multiplicity, *_ in nodes if depth == 0) == report["trajectories"]
+
+
+def test_the_text_names_the_unit_of_the_gains(espalier, tmp_path):
+    data = tmp_path / "rows.jsonl"
+    data.write_text('{"input_ids": [1, 2]}\n{"input_ids": [1, 3]}\n')
+    assert "at most (in tokens; --model gives FLOPs)\n" in espalier("inspect", "--data", data).stdout
+    report = {"predicted_speedup_over_sequence_packing": 10.5, "predicted_speedup_over_append_only": 1.21}
+    for counts, has_model, unit in [("FLOPs", True, "FLOPs"), ("tokens", True, "tokens")]:
+        title, leading, other = gains_text(report | {"prediction_counts": counts}, has_model=has_model).splitlines()
+        assert title == f"predicted speed-up, at most (in {unit})"
+        assert leading.startswith("      1.21x over append-only") and other.startswith("     10.50x over sequence packing")
 
 
 def test_a_failing_run_leaves_the_page_that_was_there(espalier, tmp_path):

@@ -19,16 +19,15 @@ _FOLDER = Path(__file__).parent
 _SCRIPTS = ("tree.js", "view.js", "chart.js", "panel.js", "search.js", "distributions.js", "page.js")  # they become one
 
 
-def page_of(data: str | bytes) -> str:
-    """The page of the library's page_data, as text."""
-    told = json.loads(data)
-    report, tree = told["report"], tree_of(told.pop("tree"))
+def page_of(*, title: str, report: dict[str, Any], examples: list[list[dict[str, Any]]], tree: dict[str, Any]) -> str:
+    """The page of the members of the library's page_data, as text."""
+    tree = tree_of(tree)
     parts = {
-        "title": html(told["title"]),
+        "title": html(title),
         "css": _part("page.css"),
-        "summary": summary_html(report, told["gains"]),
-        "lost": lost_html(report["sharing"], told["examples"], tree["causes"]),
-        "data": _for_script({"file": visible(told["title"]), "report": report, "tree": tree}),
+        "summary": summary_html(report),
+        "lost": lost_html(report["sharing"], examples, tree["causes"]),
+        "data": _for_script({"file": visible(title), "report": report, "tree": tree}),
         "js": "".join(map(_part, _SCRIPTS)),
     }
     return re.sub(r"\{\{(\w+)\}\}", lambda slot: parts[slot[1]], _part("page.html"))

@@ -3,6 +3,7 @@
 
 from typing import Any
 
+from ..printed.figures import gain_figures
 from .text import html
 
 # Term, where the report has it (or what is made of the report), format and meaning.
@@ -34,20 +35,21 @@ def _sentence(text: str) -> str:
     return text[:1].upper() + text[1:]
 
 
-def _gains_html(gains: list[dict[str, Any]], unit: str) -> str:
-    figures = "".join(f'<div><strong>{gain["gain"]:.2f}&times;</strong> <span class="over">over {gain["over"]}</span>'
-                      f'<div class="note">{_sentence(gain["meaning"])}. Predicted, by {unit}.</div></div>\n'
-                      for gain in gains)  # fmt: skip
+def _gains_html(report: dict[str, Any]) -> str:
+    unit = report["prediction_counts"]
+    figures = "".join(f'<div><strong>{gain:.2f}&times;</strong> <span class="over">over {over}</span>'
+                      f'<div class="note">{_sentence(meaning)}. Predicted, by {unit}.</div></div>\n'
+                      for gain, over, meaning in gain_figures(report))  # fmt: skip
     return f'<div id="gains">\n{figures}</div>\n'
 
 
-def summary_html(report: dict[str, Any], gains: list[dict[str, Any]]) -> str:
+def summary_html(report: dict[str, Any]) -> str:
     """Both gains as large figures, the leading one first, the verdict and its advice, and under "Details" every total."""
     verdict = report["verdict"]
     values = report | {"lost_tokens": report["sharing"]["lost_tokens"]}
     totals = "".join(f'<div><dt>{term}</dt><dd>{values[key]:{form}}</dd><dd class="note">{meaning}</dd></div>\n'
                      for term, key, form, meaning in _TOTALS)  # fmt: skip
-    page = _gains_html(gains, report["prediction_counts"])
+    page = _gains_html(report)
     look = "" if verdict["worth_it"] else ' class="no"'
     page += f'<p id="verdict"{look}>{html(_sentence(verdict["text"]))}</p>\n'
     if verdict["advice"]:

@@ -258,12 +258,8 @@ Json examples_to_json(const PageContents& contents, const PageNodes& held) {
 
 std::string page_data(const PageContents& contents) {
   const PageNodes held = nodes_of(contents.forest);
-  Json gains = Json::array();
-  for (const GainFigure& figure : gain_figures(contents.report.gains))
-    gains.push_back({{"gain", figure.gain}, {"over", figure.over}, {"meaning", figure.meaning}});
   return Json{{"title", contents.title},
               {"report", to_json(contents.report, contents.trajectories, contents.vocabulary)},
-              {"gains", std::move(gains)},
               {"examples", examples_to_json(contents, held)},
               {"tree", tree_to_json(contents, held)}}
       .dump();

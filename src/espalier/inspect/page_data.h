@@ -20,7 +20,7 @@ struct PageContents {
   const Vocabulary* vocabulary = nullptr;
 };
 
-/// JSON with title, report (see report.h), gains (gain_figures), examples and tree. Texts are valid UTF-8 and
+/// JSON with title, report (see report.h), examples and tree. Texts are valid UTF-8 and
 /// may have any characters.
 ///
 /// `examples` has for each cause of the report a list of the messages of its examples: before, left and

@@ -62,11 +62,6 @@ std::string gains_lines(const Gains& gains) {
   return lines;
 }
 
-std::string gains_report(const Gains& gains, bool has_model) {
-  const char* counted = gains.in_flops ? "FLOPs" : has_model ? "tokens" : "tokens; --model gives FLOPs";
-  return fmt::format("predicted speed-up, at most (in {})\n{}", counted, gains_lines(gains));
-}
-
 namespace {
 
 using Json = nlohmann::ordered_json;
@@ -173,120 +168,15 @@ Json sharing_to_json(const InspectReport& report, const Trajectories& trajectori
           {"causes", std::move(causes)}};
 }
 
-template <typename... Args>
-void add(std::string* out, fmt::format_string<Args...> format, Args&&... args) {
-  fmt::format_to(std::back_inserter(*out), format, std::forward<Args>(args)...);
-}
-
-std::string bar(double part, int width) {
-  return std::string(static_cast<size_t>(std::lround(std::clamp(part, 0.0, 1.0) * width)), '#');
-}
-
-void add_totals(const ForestStatistics& s, std::string* out) {
-  const auto row = [out](const char* name, const std::string& value) {
-    add(out, "{:<22}{:>16}\n", name, value);
-  };
-  row("trajectories", with_commas(s.num_trajectories));
-  row("trees", with_commas(s.num_trees));
-  row("nodes", with_commas(s.num_nodes));
-  row("leaves", with_commas(s.num_leaves));
-  row("flat tokens", with_commas(s.flat_tokens));
-  row("append-only tokens", with_commas(s.append_only_tokens));
-  row("tree tokens", with_commas(s.tree_tokens));
-  row("cached-token ratio", fmt::format("{:.3f}", s.cached_token_ratio));
-  row("POR", fmt::format("{:.4f}", s.por));
-  row("depth in nodes", with_commas(s.max_depth_nodes));
-  row("depth in tokens", with_commas(s.max_depth_tokens));
-  row("mean branching", fmt::format("{:.2f}", s.mean_branching));
-  row("largest branching", with_commas(s.max_branching));
-}
-
-// Groups multiplicities by powers of two, so that the table stays short.
-void add_multiplicity(const ForestStatistics& s, std::string* out) {
-  std::map<int64_t, int64_t> buckets;
-  for (const auto& [count, tokens] : s.tokens_by_multiplicity) {
-    int64_t low = 1;
-    while (low * 2 <= count) low *= 2;
-    buckets[low] += tokens;
-  }
-  add(out, "\n{:>20}  {:>14}  share of the tree tokens\n", "multiplicity", "tree tokens");
-  for (const auto& [low, tokens] : buckets) {
-    const double part = static_cast<double>(tokens) / static_cast<double>(s.tree_tokens);
-    const std::string range =
-        low == 1 ? "1" : fmt::format("{} to {}", with_commas(low), with_commas(2 * low - 1));
-    add(out, "{:>20}  {:>14}  {:5.1f}% {}\n", range, with_commas(tokens), part * 100, bar(part, 40));
-  }
-}
-
-void add_depth(const std::vector<DepthBucket>& buckets, std::string* out) {
-  add(out, "\n{:>20}  {:>14}  {:>14}  {:>12}  reused share of the flat tokens\n", "positions", "tree tokens",
-      "flat tokens", "multiplicity");
-  for (const DepthBucket& bucket : buckets) {
-    add(out, "{:>20}  {:>14}  {:>14}  {:>12.2f}  {:5.1f}% {}\n",
-        fmt::format("{} to {}", with_commas(bucket.begin), with_commas(bucket.end - 1)),
-        with_commas(bucket.tree_tokens), with_commas(bucket.flat_tokens), bucket.mean_multiplicity(),
-        bucket.reused() * 100, bar(bucket.reused(), 30));
-  }
-}
-
-// The text quoted on one line, shortened at the front or the back.
-std::string quoted(const std::string& text, size_t most, bool keep_end) {
+// The text quoted on one line, shortened at the back.
+std::string quoted(const std::string& text, size_t most) {
   std::string line = printable(text);
   if (line.size() > most) {
-    size_t cut = keep_end ? line.size() - most : most;
+    size_t cut = most;
     while (cut > 0 && (static_cast<unsigned char>(line[cut]) & 0xC0) == 0x80) --cut;
-    line = keep_end ? "..." + line.substr(cut) : line.substr(0, cut) + "...";
+    line = line.substr(0, cut) + "...";
   }
   return '"' + line + '"';
-}
-
-void add_example(const SharingExample& example, const Trajectories& trajectories,
-                 const Vocabulary* vocabulary, std::string* out) {
-  const auto side = [&](int64_t row, const std::vector<int32_t>& differing,
-                        const std::vector<int32_t>& after) {
-    const std::vector<int32_t>& tokens = differing.empty() ? after : differing;
-    add(out, "        {:<24} {} then {}{}\n", shortened(trajectories.name(row)),
-        differing.empty() ? "nothing" : quoted(snippet(vocabulary, differing), 60, false),
-        quoted(snippet(vocabulary, after), 40, false),
-        tokens.empty() ? "" : fmt::format(" (id {})", tokens[0]));
-  };
-  add(out, "      position {}, {}{}: after {}, {}\n", with_commas(example.position), to_string(example.role),
-      example.between_groups ? ", between groups" : "", quoted(snippet(vocabulary, example.before), 48, true),
-      count_of(example.common, "equal token follows", "equal tokens follow"));
-  side(example.left_row, example.left, example.left_after);
-  side(example.right_row, example.right, example.right_after);
-}
-
-void add_cause(Cause cause, const CauseReport& found, const Trajectories& trajectories,
-               const Vocabulary* vocabulary, std::string* out) {
-  add(out, "{:>10}  {:>10}  {:>14}  {:>14}  {}\n", with_commas(found.places), with_commas(found.divergences),
-      is_lost(cause) ? with_commas(found.tokens) : "-",
-      is_lost(cause) ? with_commas(found.tokens_between_groups) : "-", text_of(cause).phrase);
-  if (!is_lost(cause)) return;
-  std::string values;
-  for (const std::string& value : found.values)
-    values += (values.empty() ? "" : ", ") + quoted(value, 48, false);
-  if (!values.empty()) add(out, "      such as {}\n", values);
-  add(out, "      to share: {}\n", text_of(cause).remedy);
-  for (const SharingExample& example : found.examples) add_example(example, trajectories, vocabulary, out);
-}
-
-void add_sharing(const InspectReport& report, const Trajectories& trajectories, const Vocabulary* vocabulary,
-                 std::string* out) {
-  const SharingReport& sharing = report.sharing;
-  add(out, "\ntrajectories diverge at {}{}\n", count_of(sharing.places, "place", "places"),
-      vocabulary == nullptr ? " (ids only: --model with a tokenizer.json distinguishes more causes)" : "");
-  if (sharing.places == 0) return;
-  add(out, "{:>10}  {:>10}  {:>14}  {:>14}  cause\n", "places", "branches", "tokens lost", "between groups");
-  for (int i = 0; i < kNumCauses; ++i) {
-    const auto cause = static_cast<Cause>(i);
-    if (sharing[cause].divergences > 0) add_cause(cause, sharing[cause], trajectories, vocabulary, out);
-  }
-  if (sharing.not_examined > 0) {
-    add(out, "{:>10}  {:>10}  {:>14}  {:>14}  not examined: the limit of comparisons was reached\n", "",
-        with_commas(sharing.not_examined), "-", "-");
-  }
-  if (sharing.lost_tokens() > 0) add(out, "{}\n", kHowLossIsCounted);
 }
 
 }  // namespace
@@ -338,7 +228,7 @@ Verdict verdict_of(const InspectReport& report) {
   const auto cause = static_cast<Cause>(worst - sharing.causes.begin());
   std::string values;
   for (size_t i = 0; i < std::min<size_t>(worst->values.size(), 2); ++i) {
-    values += (i == 0 ? " (" : ", ") + quoted(worst->values[i], 48, false);
+    values += (i == 0 ? " (" : ", ") + quoted(worst->values[i], 48);
   }
   verdict.advice = fmt::format(
       "At least {} ({:.0f}% of the tree tokens) {} encoded again although {} equal{}; first "
@@ -370,19 +260,6 @@ nlohmann::ordered_json to_json(const InspectReport& report, const Trajectories& 
                      {"text", verdict.text},
                      {"advice", verdict.advice}};
   return json;
-}
-
-std::string to_text(const InspectReport& report, const Trajectories& trajectories,
-                    const Vocabulary* vocabulary, bool has_model) {
-  const Verdict verdict = verdict_of(report);
-  std::string text;
-  add_totals(report.statistics, &text);
-  add_multiplicity(report.statistics, &text);
-  add_depth(report.by_depth, &text);
-  add_sharing(report, trajectories, vocabulary, &text);
-  add(&text, "\n{}verdict: {}\n", gains_report(report.gains, has_model), verdict.text);
-  if (!verdict.advice.empty()) add(&text, "{}\n", verdict.advice);
-  return text;
 }
 
 }  // namespace espalier

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The report of `inspect`, as JSON and as text, and the gains that it predicts.
+// The report of `inspect` as JSON, of which the Python package makes its text (python/espalier/printed), and
+// the gains that it predicts.
 #pragma once
 
 #include <nlohmann/json.hpp>
@@ -47,9 +48,6 @@ std::string both_gains(const Gains& gains);
 /// Both gains as lines of a report, the leading one first, each with its meaning.
 std::string gains_lines(const Gains& gains);
 
-/// gains_lines under a title that names the unit and, without a model, what --model would add.
-std::string gains_report(const Gains& gains, bool has_model);
-
 struct InspectReport {
   ForestStatistics statistics;
   std::vector<DepthBucket> by_depth;
@@ -77,9 +75,5 @@ std::string snippet(const Vocabulary* vocabulary, std::span<const int32_t> token
 
 nlohmann::ordered_json to_json(const InspectReport& report, const Trajectories& trajectories,
                                const Vocabulary* vocabulary);
-
-/// The report as lines that are safe to print on a terminal.
-std::string to_text(const InspectReport& report, const Trajectories& trajectories,
-                    const Vocabulary* vocabulary, bool has_model);
 
 }  // namespace espalier

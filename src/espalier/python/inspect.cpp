@@ -75,12 +75,6 @@ void bind_inspect(nb::module_& module) {
           [](const RowsReport& self) { return to_json(self.report, self.trajectories, self.known()).dump(); },
           nb::call_guard<nb::gil_scoped_release>(), "The output of `espalier inspect --json`.")
       .def(
-          "text",
-          [](const RowsReport& self) {
-            return to_text(self.report, self.trajectories, self.known(), /*has_model=*/false);
-          },
-          nb::call_guard<nb::gil_scoped_release>(), "The output of `espalier inspect`.")
-      .def(
           "page_data",
           [](const RowsReport& self, const std::string& title) {
             return page_data({title, self.report, self.trajectories, self.forest, self.known()});

@@ -15,7 +15,7 @@
 #include "espalier/cli/commands/commands.h"
 #include "espalier/cli/flags/data_flags.h"
 #include "espalier/cli/flags/model_flags.h"
-#include "espalier/cli/print/bench_tables.h"
+#include "espalier/cli/print/bench_rows.h"
 #include "espalier/config/config.h"
 #include "espalier/measure/benchmark.h"
 #include "espalier/measure/calibrate.h"
@@ -43,40 +43,6 @@ bool is_chosen(const ProductWay& way, const ProductChoice& choice) {
   if (way.dtype == at::kFloat) return way.choice.float32 == choice.float32;
   return way.choice.bfloat16 == choice.bfloat16 &&
          (choice.bfloat16 != Bfloat16Products::kUpcast || way.choice.float32 == choice.float32);
-}
-
-// FLOP/s over all parts of all maps, each once.
-double whole_rate(const MeasuredRates& measured, size_t way) {
-  double flops = 0, seconds = 0;
-  for (const GemmRates& rates : measured.rates) {
-    const LinearShape& shape = rates.shape;
-    const double part = 2.0 * static_cast<double>(shape.rows) * static_cast<double>(shape.in * shape.out);
-    flops += part;
-    seconds += part / rates.flops_per_second(way);
-  }
-  return flops / seconds;
-}
-
-std::string table_of(const MeasuredRates& measured) {
-  std::string text = "| GFLOP/s | rows x in x out |", line = "|---|---:|";
-  for (const ProductWay& way : measured.ways) {
-    text += fmt::format(" {}{} |", way.name(), is_chosen(way, measured.decision.choice) ? " *" : "");
-    line += "---:|";
-  }
-  text += "\n" + line + "\n";
-  for (const GemmRates& rates : measured.rates) {
-    text += fmt::format("| {}, {} | {} x {} x {} |", rates.shape.name, to_string(rates.part),
-                        rates.shape.rows, rates.shape.in, rates.shape.out);
-    for (size_t way = 0; way < measured.ways.size(); ++way) {
-      text += fmt::format(" {:.1f} |", rates.flops_per_second(way) / 1e9);
-    }
-    text += "\n";
-  }
-  text += "| all | |";
-  for (size_t way = 0; way < measured.ways.size(); ++way)
-    text += fmt::format(" {:.1f} |", whole_rate(measured, way) / 1e9);
-  return text + fmt::format("\n\n\\* This machine's choice: {} ({})\n", to_string(measured.decision.choice),
-                            measured.decision.reason);
 }
 
 nlohmann::ordered_json json_of(const MeasuredRates& measured) {
@@ -204,9 +170,12 @@ std::string hardware_of(const BenchArguments& flags, at::Device device) {
                      flags.benchmark.cpu_seconds ? ", CPU seconds" : "");
 }
 
-void report(const BenchArguments& flags, const std::string& hardware, const std::string& table,
-            const nlohmann::ordered_json& json) {
-  const std::string text = fmt::format("{}\n\n{}", hardware, table);
+void report(const BenchArguments& flags, const nlohmann::ordered_json& json) {
+  std::string text;
+  if (!flags.json || !flags.out.empty()) {
+    text = by_python("bench", "bench",
+                     json.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace));
+  }
   if (!flags.out.empty()) write_text(flags.out, text);
   print_output("{}", flags.json ? json.dump(2) + "\n" : text);
 }
@@ -224,7 +193,7 @@ void run_bench(BenchArguments flags) {
     const DecoderConfig config =
         flags.model.empty() ? load_or_make(flags, device).config() : read_config(flags.model);
     const MeasuredRates measured = measure_rates(config, flags.sizes.tree_tokens, flags.benchmark.repeats);
-    return report(flags, measured.hardware, table_of(measured), json_of(measured));
+    return report(flags, json_of(measured));
   }
   const Decoder decoder = load_or_make(flags, device);
   std::vector<Measured> all;
@@ -237,7 +206,7 @@ void run_bench(BenchArguments flags) {
     all.push_back({set.name, benchmark(decoder, set.trajectories, sides, flags.benchmark, note)});
   }
   const std::string hardware = hardware_of(flags, device);
-  report(flags, hardware, bench_table(bench_sides(flags), all),
+  report(flags,
          {{"hardware", hardware}, {"device", device.str()}, {"rows", bench_rows(bench_sides(flags), all)}});
 }
 

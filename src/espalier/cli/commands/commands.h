@@ -51,8 +51,9 @@ struct Command {
 /// Appends all commands in the order of the help. `version` gives the text of --version.
 void add_all_commands(std::deque<Command>* all, const std::function<std::string()>& version);
 
-/// The page of `inspect --html`, which the Python package makes of page_data (inspect/page_data.h).
-std::string page_by_python(std::string_view data);
+/// What the Python package makes of JSON: the page of `inspect --html` or the text of a command
+/// (python/espalier/printed/__main__.py has the kinds).
+std::string by_python(const std::string& command, const std::string& kind, std::string_view json);
 
 // `version` gives the text of --version, which runs store.
 // `group`: the ranks that divide the work; nullptr: one process.

@@ -63,12 +63,15 @@ void run_inspect(const InspectArguments& flags) {
   report.sharing = analyse_sharing(trajectories, forest, options);
   if (!flags.html.empty()) {
     const std::string title = printable(flags.data.title());
-    write_text(flags.html, page_by_python(page_data({title, report, trajectories, forest, vocabulary})));
+    write_text(flags.html,
+               by_python("inspect", "page", page_data({title, report, trajectories, forest, vocabulary})));
   }
   if (flags.json) {
     print_output("{}\n", to_json(report, trajectories, vocabulary).dump(2));
   } else {
-    print_output("{}", to_text(report, trajectories, vocabulary, /*has_model=*/!flags.model.empty()));
+    const nlohmann::ordered_json found = {{"report", to_json(report, trajectories, vocabulary)},
+                                          {"has_model", !flags.model.empty()}};
+    print_output("{}", by_python("inspect", "inspect", found.dump()));
     if (!flags.html.empty()) print_output("wrote {}\n", printable(flags.html));
   }
 }

@@ -28,12 +28,6 @@
 namespace espalier::cli {
 namespace {
 
-constexpr size_t kMostRows = 16;
-
-std::string percent(double part) {
-  return fmt::format("{:.1f}%", 100 * part);
-}
-
 nlohmann::ordered_json json_of(const RankPlan& plan) {
   return {{"seconds", plan.seconds()},
           {"imbalance", plan.imbalance()},
@@ -47,8 +41,6 @@ nlohmann::ordered_json json_of(const RankPlan& plan) {
 struct RankTable {
   RankPlan plan;
   RankPlan trajectories;
-  int64_t forest_tokens = 0;
-  bool has_model = false;            // seconds are predicted for a given model
   double seconds_alone = 0;          // of one process for all trees
   double reduced_bytes = 0;          // of gradients in float32
   double link_bandwidth = 0;         // bytes per second into a process, and as many out of it; 0: not given
@@ -61,56 +53,6 @@ struct RankTable {
   }
   double efficiency() const {
     return seconds_alone / (num_ranks() * (plan.seconds() + communication_seconds()));
-  }
-
-  /// A few lines of figures, and a row per rank if there are few.
-  std::string text() const {
-    std::string text;
-    const auto row = [&](const char* name, const std::string& value) {
-      text += fmt::format("{:<20}{}\n", name, value);
-    };
-    const auto slowest = [&](const RankPlan& ranks) {
-      const std::string seconds = has_model ? seconds_text(ranks.seconds()) + ", " : "";
-      return fmt::format("{}{} over the mean", seconds, percent(ranks.imbalance()));
-    };
-    const auto idle =
-        std::ranges::count_if(plan.ranks, [](const RankShare& r) { return r.trajectories.empty(); });
-    row("ranks", with_commas(static_cast<int64_t>(plan.ranks.size())) +
-                     (idle > 0 ? fmt::format(", {} of them idle", with_commas(idle)) : ""));
-    row("slowest rank", slowest(plan));
-    row("  over the bound",
-        fmt::format("{} above the lower bound of any distribution",
-                    percent(plan.least_seconds > 0 ? plan.seconds() / plan.least_seconds - 1 : 0)));
-    if (!peak_bytes.empty()) {
-      row("memory", fmt::format("{} at most, with the optimiser state divided",
-                                human_bytes(*std::ranges::max_element(peak_bytes))));
-    }
-    if (link_bandwidth > 0) {
-      row("communication", fmt::format("{} for {:.3g} GB of gradients and as many of weights, at most",
-                                       seconds_text(communication_seconds()), reduced_bytes / 1e9));
-      row("efficiency",
-          fmt::format("{} of {} times one process, which takes {}", percent(efficiency()),
-                      with_commas(static_cast<int64_t>(plan.ranks.size())), seconds_text(seconds_alone)));
-    }
-    row("split trees", fmt::format("{}, which repeat {} tokens ({})", with_commas(plan.split_trees),
-                                   with_commas(plan.repeated_tokens),
-                                   percent(static_cast<double>(plan.repeated_tokens) /
-                                           std::max(1.0, static_cast<double>(forest_tokens)))));
-    row("without trees",
-        fmt::format("{}, {:.2f} times the seconds (whole trajectories, by Karmarkar-Karp)",
-                    slowest(trajectories), plan.seconds() > 0 ? trajectories.seconds() / plan.seconds() : 1));
-    if (plan.ranks.size() > kMostRows) return text;
-    text += fmt::format("\n  {:>4}  {:>12}  {:>11}  {:>10}{}\n", "rank", "trajectories", "tree tokens",
-                        has_model ? "time" : "of slowest", has_model ? "      memory" : "");
-    for (size_t r = 0; r < plan.ranks.size(); ++r) {
-      const RankShare& share = plan.ranks[r];
-      text += fmt::format(
-          "  {:>4}  {:>12}  {:>11}  {:>10}{}\n", r,
-          with_commas(static_cast<int64_t>(share.trajectories.size())), with_commas(share.tree_tokens),
-          has_model ? seconds_text(share.seconds) : percent(share.seconds / std::max(plan.seconds(), 1e-300)),
-          has_model ? fmt::format("  {:>10}", human_bytes(peak_bytes[r])) : "");
-    }
-    return text;
   }
 
   /// Everything, with the trajectories of each rank.
@@ -178,8 +120,6 @@ void run_plan(const PlanArguments& flags) {
   if (const Forest& forest = compared.step.forest; flags.ranks > 0) {
     ranks = RankTable{.plan = distribute(forest, flags.ranks, rates),
                       .trajectories = distribute_trajectories(forest, flags.ranks, rates),
-                      .forest_tokens = forest.tree_tokens(),
-                      .has_model = !flags.model.empty(),
                       .seconds_alone = distribute(forest, 1, rates).seconds(),
                       .reduced_bytes = plan.reduced_bytes,
                       .link_bandwidth = flags.link_bandwidth * 1e9};
@@ -187,14 +127,17 @@ void run_plan(const PlanArguments& flags) {
       if (plan.rank_bytes) ranks->peak_bytes.push_back(plan.rank_bytes(share.trajectories));
     }
   }
+  nlohmann::ordered_json json = summary.json();
+  if (flags.json) json["micro_batches"] = micro_batches_json(compared.step.plan, summary.chosen_prediction());
+  if (ranks) json["distribution"] = ranks->json();
   if (flags.json) {
-    nlohmann::ordered_json json = summary.json();
-    if (ranks) json["distribution"] = ranks->json();
     print_output("{}\n", json.dump(1));
     return;
   }
-  print_output("{}", summary.text());
-  if (ranks) print_output("\n{}", ranks->text());
+  nlohmann::ordered_json asked = summary.asked_json();
+  if (ranks) asked["seconds_alone"] = ranks->seconds_alone;
+  const nlohmann::ordered_json found = {{"plan", std::move(json)}, {"asked", std::move(asked)}};
+  print_output("{}", by_python("plan", "plan", found.dump()));
   if (flags.micro_batches) {
     const PlanTable table{.forest = &compared.step.forest,
                           .plan = &compared.step.plan,

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Commands that run the Python package, which has the tokenizers with their templates, the libraries that
-// read other trainers' files, the patches for other trainers, shell completion, the manual page, and the page
-// of `inspect`. Also commands on several processes, which are those of torchrun.
+// read other trainers' files, the patches for other trainers, shell completion, the manual page, and what
+// some commands print. Also commands on several processes, which are those of torchrun.
 #include <fcntl.h>
 #include <spawn.h>
 #include <sys/mman.h>
@@ -114,8 +114,9 @@ void start_processes(int64_t processes, const std::string& command, std::vector<
               arguments);
 }
 
-std::string page_by_python(std::string_view data) {
-  const PythonCommand command{"inspect", "", {"-m", "espalier.page"}, "numpy"};
+std::string by_python(const std::string& name, const std::string& kind, std::string_view data) {
+  // Modules of the folder the user is in, and of site-packages, are not wanted.
+  const PythonCommand command{name, "", {"-PS", "-m", "espalier.printed", kind}, "numpy"};
   std::vector<std::string> words = words_of(command, {});
   int to[2], from[2];
   const bool are_made = pipe2(to, O_CLOEXEC) == 0 && pipe2(from, O_CLOEXEC) == 0;
@@ -180,10 +181,11 @@ Command launch_command() {
 }
 
 Command serve_command() {
-  return command_of({.name = "serve",
-                     .summary = "Serve the Tinker API on this machine, on trees: training and sampling of adapters",
-                     .words = {"-m", "espalier.server"},
-                     .package = "uvicorn"});
+  return command_of(
+      {.name = "serve",
+       .summary = "Serve the Tinker API on this machine, on trees: training and sampling of adapters",
+       .words = {"-m", "espalier.server"},
+       .package = "uvicorn"});
 }
 
 Command completion_command(const std::deque<Command>* all) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Output of `espalier plan`: the plan, a comparison of the strategies, and the gains of steps.
+// What `espalier plan` prints, as JSON: the plan, a comparison of the strategies, and the gains of steps.
 #pragma once
 
 #include <nlohmann/json.hpp>
@@ -30,17 +30,14 @@ struct PlanSummary {
 
   /// The prediction of the chosen plan; nullptr without a model.
   const StepPrediction* chosen_prediction() const;
-  /// The plan in a few lines, and a table of all strategies with the chosen one marked.
-  std::string text() const;
-  /// The summary, every micro-batch and, under "comparison", every candidate.
+  /// The plan and, under "comparison", every candidate.
   nlohmann::ordered_json json() const;
+  /// What was asked for, and the rest of what the text says (python/espalier/printed/plan.py).
+  nlohmann::ordered_json asked_json() const;
 };
 
 /// "partition, activations checkpointed by piece".
 std::string way_text(const PlanOptions& way);
-
-/// The bytes rounded up, in the format of --memory-budget: "1229MiB".
-std::string memory_budget_text(double bytes);
 
 /// The sum of the FLOPs of several steps.
 struct StepFlops : LossFlops {

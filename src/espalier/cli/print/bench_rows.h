@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Results of `espalier bench` as Markdown tables and as JSON.
+// Results of `espalier bench` as JSON, of which the Python package makes tables (python/espalier/printed).
 #pragma once
 
 #include <string>
@@ -19,8 +19,6 @@ struct Measured {
 
 /// The measured sides: those of tree_and_packing_sides, of strategy_sides, or tree_side alone.
 enum class BenchSides { kTreeAndPacking, kStrategies, kTree };
-
-std::string bench_table(BenchSides sides, const std::vector<Measured>& all);
 
 /// One row per data set; with kStrategies one per side of a data set.
 nlohmann::ordered_json bench_rows(BenchSides sides, const std::vector<Measured>& all);

@@ -1,0 +1,23 @@
+# SPDX-License-Identifier: Apache-2.0
+"""For the program: standard input is JSON of what it found, standard output the text. python3 -m espalier.printed KIND"""
+
+import _signal  # type: ignore[import-not-found]  # built in, unlike `signal`, for which files are read
+
+if __name__ == "__main__":  # the program that waits for the text reports both
+    if _signal.getsignal(_signal.SIGINT) is _signal.default_int_handler:
+        _signal.signal(_signal.SIGINT, _signal.SIG_DFL)
+    _signal.signal(_signal.SIGPIPE, _signal.SIG_DFL)
+
+import gc
+import json
+import sys
+from importlib import import_module
+
+_MAKERS = {"page": "espalier.page.render:page_of", "inspect": "espalier.printed.inspect:report_text",
+           "plan": "espalier.printed.plan:plan_text", "bench": "espalier.printed.bench:bench_text"}  # fmt: skip
+
+if __name__ == "__main__":
+    gc.disable()  # millions of lists, of which all stay
+    module, function = _MAKERS[sys.argv[1]].split(":")
+    make = getattr(import_module(module), function)
+    sys.stdout.buffer.write(make(**json.loads(sys.stdin.buffer.read())).encode())
