@@ -39,7 +39,8 @@ MAY_INCLUDE["cli"] = set(MAY_INCLUDE)
 WITHOUT_LIBTORCH = {"base", "tree", "plan", "data", "config", "inspect"}
 MAY_INCLUDE["python"] = set(WITHOUT_LIBTORCH)
 WITHOUT_LIBTORCH.add("python")
-MAY_INCLUDE["python_engine"] = set(MAY_INCLUDE)
+MAY_INCLUDE["python_engine"] = MAY_INCLUDE["train"] | {"sample", "train"}
+MAY_INCLUDE["python_module"] = set(MAY_INCLUDE)
 LIBTORCH = re.compile(r"^(torch|ATen|c10|caffe2)/")
 INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^>"]+)[>"]')
 SUFFIXES = {".h", ".cpp", ".cu", ".cuh"}
@@ -105,10 +106,12 @@ PLANTED = {
     "python/a.cpp": '#include "espalier/engine/step.h"',
     "cli/b.cpp": '#include "espalier/python/arrays.h"',
     "train/d.cpp": '#include "espalier/python_engine/engine.h"',
+    "python_engine/b.cpp": '#include "espalier/cli/signals.h"',
     "extra/a.h": "#include <vector>",
 }
 ALLOWED = {
-    "python_engine/a.cpp": '#include "espalier/train/run/trainer.h"\n#include "espalier/cli/signals.h"\n#include "espalier/python/arrays.h"\n#include <ATen/Tensor.h>',
+    "python_engine/a.cpp": '#include "espalier/train/run/trainer.h"\n#include <ATen/Tensor.h>',
+    "python_module/a.cpp": '#include "espalier/python_engine/engine.h"\n#include "espalier/cli/signals.h"\n#include "espalier/python/arrays.h"\n#include <ATen/Tensor.h>',
     "train/c.cpp": '#include "espalier/tree/forest.h"\n#include <torch/torch.h>\n#include <vector>',
     "ops/c.cpp": '#include "espalier/ops/kernels/a.cuh"\n// #include "espalier/tree/forest.h"',
 }
