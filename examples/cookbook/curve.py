@@ -50,7 +50,7 @@ def picture(supervised, reinforcement):
     """An SVG."""
     width, height = 2 * (LEFT + WIDTH + 16), TOP + HEIGHT + 42
     highest = max(value for _, value in supervised)
-    top = next(size for size in (0.02, 0.04, 0.08, 0.2, 0.4, 0.8, 2, 4, 8) if size >= highest)
+    top = next(size for size in (0.02, 0.04, 0.08, 0.12, 0.2, 0.4, 0.8, 2, 4, 8) if size >= highest)
     parts = [f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}">',
              f"<style>{STYLE}</style>", *panel([supervised], "sl_loop.py: loss per token", 0, top),
              *panel(reinforcement, "rl_loop.py: mean reward", LEFT + WIDTH + 16, 1)]  # fmt: skip

@@ -10,8 +10,9 @@
     Anthropic/hh-rlhf             pairs of a better and a worse answer
 
 A recipe that is started in that folder reads these instead of what the Hub has under the same names, because both
-Transformers and Datasets look for a folder first. The questions are sums of two digits below 5. The model has learned from a teacher who
-names a random digit in half of its answers, so it is right in about half of them, and a recipe has something to teach.
+Transformers and Datasets look for a folder first. The questions are sums of two digits below 5. The model has learned for few
+steps from a teacher who names a random digit in half of its answers. What it answers has the right form, but is mostly wrong,
+so a recipe has something to teach.
 """
 
 import argparse
