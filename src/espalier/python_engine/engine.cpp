@@ -494,8 +494,8 @@ TokenLogprobs Engine::logprobs(const Trajectories& rows, int64_t top_k, const Pr
                               .terms = TermChoice::kAll,
                               .child_order = state_->child_order()});
     });
-    TokenDistributions found = compute_distributions(state_->now->decoder(), rows, step, {.top_k = top_k},
-                                                     progress, state_->group);
+    TokenDistributions found =
+        compute_distributions(state_->now->decoder(), rows, step, {.top_k = top_k}, progress, state_->group);
     check_mapped_files();
     check_finite(rows, found.logprobs);
     if (top_k == 0) return TokenLogprobs{std::move(found.logprobs), {}, {}};
