@@ -415,7 +415,7 @@ class Engine:
         return [rows[number] for number in range(len(rows))]
 
     def gradients(self) -> dict[str, NDArray[np.floating[Any]]]:
-        """Copies of the gradients so far, before clipping.
+        """Copies of the gradients so far, before clipping. With a process group all ranks make the call.
 
         Returns:
             A dict by the names of the parameters: float32 (float64 for float64 models), of the parameters' shapes. Empty
