@@ -45,6 +45,31 @@ for _ in range(2):
 assert losses[1] < losses[0], losses
 print("Engine: loss", losses)
 """
+# A step and a sample by the client of the Tinker API.
+SERVER = """
+import subprocess, sys, tinker
+from tinker import types
+command = [sys.argv[1], "serve", "--model", "model", "--port", "0", "--state", "state"]
+server = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+try:
+    address = server.stderr.readline().split()[-1]
+    service = tinker.ServiceClient(base_url=address, api_key="tml-local")
+    training = service.create_lora_training_client(base_model="model", rank=2).result()
+    data = [types.Datum(model_input=types.ModelInput.from_ints([5, 6, 7]),
+                        loss_fn_inputs={"target_tokens": [6, 7, last], "weights": [1.0] * 3}) for last in (8, 9)]
+    losses = []
+    for _ in range(2):
+        done = training.forward_backward(data, "cross_entropy")
+        training.optim_step(types.AdamParams(learning_rate=1e-2)).result()
+        losses.append(done.result().metrics["loss:sum"])
+    assert losses[1] < losses[0], losses
+    sampling = training.save_weights_and_get_sampling_client().result()
+    sampling.sample(types.ModelInput.from_ints([5, 6]), 2, types.SamplingParams(max_tokens=3)).result()
+    print("serve: loss", losses)
+finally:
+    server.terminate()
+    server.wait()
+"""
 LOADS = {"operators": "import espalier.ops", "Engine": "import espalier; espalier.Engine"}
 
 
@@ -61,7 +86,7 @@ def call(*command, cwd, status=0, **variables):
 
 
 def check_both(torch, folder):
-    """All commands, and a training step in each of the three ways."""
+    """All commands, a training step in each of the three ways, and one by the server."""
     espalier = torch / "bin/espalier"
     (folder / "config.json").write_text(json.dumps(MODEL))
     (folder / "chats.jsonl").write_text("".join(json.dumps(chat) + "\n" for chat in CHATS))
@@ -72,7 +97,8 @@ def check_both(torch, folder):
                  "logprobs --model run/checkpoints/step_1 --data rows.jsonl -o logprobs.jsonl"):  # fmt: skip
         call(espalier, *line.split(), cwd=folder)
     python = torch / "bin/python"
-    print(call(python, "-c", PATCH, cwd=folder) + call(python, "-c", ENGINE, cwd=folder))
+    print(call(python, "-c", PATCH, cwd=folder) + call(python, "-c", ENGINE, cwd=folder)
+          + call(python, "-c", SERVER, espalier, cwd=folder))  # fmt: skip
 
 
 def check_train_alone(train, torch, folder):

@@ -48,6 +48,7 @@ install() {  # ENVIRONMENT WHEEL...
   shift
   "$python" -m venv --clear --without-pip "$environment"
   if [[ -n ${ESPALIER_INDEX:-} ]]; then
+    (($# == 1)) || set -- "$@" "$train[server]" "$(grep -o '^tinker==[^ ]*' requirements.txt)"
     "$python" -m pip --python "$environment/bin/python" install --quiet --find-links "$dist" "$@" 'transformers>=5.5.4,<5.25'
   else
     "$python" -m pip --python "$environment/bin/python" install --quiet --disable-pip-version-check --no-deps --no-index "$@"
