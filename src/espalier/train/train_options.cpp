@@ -63,7 +63,8 @@ void add_run_options(TrainOptions* options, OptionList* list) {
       "appears complete. The newest two stay",
       {.path = PathKind::kFolder});
   list->add("publish-command", &options->publish_command,
-            "Shell command that is run after each publication, with the folder as last argument");
+            "Shell command that is run after each publication, with the folder as last argument",
+            {.shown = "CMD"});
   list->add("publish-every", &options->publish_every, "Steps between published weights",
             {.least = 1, .most = kMostSteps});
 }
