@@ -134,7 +134,12 @@ TEST(Ranks, WithOtherRowsAreFound) {
   const auto seeds = ThreadRanks(2).run([&](const Group& group) {
     sample(decoder, rows[0], {.seed = static_cast<uint64_t>(group.rank())}, {}, {}, group);
   });
+  const auto seeds_of_rows = ThreadRanks(2).run([&](const Group& group) {
+    const SampleOptions own{.seed = static_cast<uint64_t>(group.rank())};
+    sample(decoder, rows[0], {.rows = {{}, own}}, {}, {}, group);
+  });
   for (int rank = 0; rank < 2; ++rank) {
+    EXPECT_NE(seeds_of_rows[rank].find("seed 0, 0, 1"), std::string::npos) << seeds_of_rows[rank];
     EXPECT_NE(thrown[rank].find("the rows and their plan: expected the same"), std::string::npos);
     EXPECT_NE(sampled[rank].find("prompts and seed: expected the same"), std::string::npos);
     EXPECT_NE(seeds[rank].find("seed 1"), std::string::npos) << seeds[rank];

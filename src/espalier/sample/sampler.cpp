@@ -3,6 +3,7 @@
 
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
+#include <fmt/ranges.h>
 #include <torch/csrc/autograd/grad_mode.h>
 
 #include <algorithm>
@@ -310,17 +311,29 @@ TrajectoryRow prompt_row(const Trajectories& rows, int64_t r, int64_t size) {
 }
 
 /// What all ranks have sampled.
-SampleResult of_all_ranks(SampleResult result, const Group& group) {
+std::vector<Completion> gathered(const std::vector<Completion>& completions, const Group& group) {
   nlohmann::json own = nlohmann::json::array();
-  for (const Completion& each : result.completions) {
+  for (const Completion& each : completions) {
     own.push_back({each.row, each.sample, each.tokens, each.logprobs, each.stopped});
   }
-  result.completions.clear();
+  std::vector<Completion> result;
   for (const std::string& text : group.gather(own.dump())) {
     for (const nlohmann::json& each : nlohmann::json::parse(text)) {
-      result.completions.push_back({each[0], each[1], each[2], each[3], each[4]});
+      result.push_back({each[0], each[1], each[2], each[3], each[4]});
     }
   }
+  return result;
+}
+
+void check_same_call(const Trajectories& prompts, const SampleOptions& options, const Group& group) {
+  std::vector<uint64_t> seeds{options.seed};
+  for (const SampleOptions& row : options.rows) seeds.push_back(row.seed);
+  group.check_equal("prompts and seed", fmt::format("{}, seed {}", content_hashes(prompts).at("input_ids"),
+                                                    fmt::join(seeds, ", ")));
+}
+
+SampleResult of_all_ranks(SampleResult result, const Group& group) {
+  if (group.size() > 1) result.completions = gathered(result.completions, group);
   std::ranges::sort(result.completions, {}, [](const Completion& completion) {
     return std::pair(completion.row, completion.sample);
   });
@@ -362,8 +375,7 @@ std::vector<std::vector<int64_t>> prompt_groups(const Forest& forest, int64_t to
 SampleResult sample(const Decoder& decoder, const Trajectories& prompts, const SampleOptions& options,
                     const std::function<void(const SampleProgress&)>& progress, const TokenWatch& watch,
                     const Group& group) {
-  group.check_equal("prompts and seed",
-                    fmt::format("{}, seed {}", content_hashes(prompts).at("input_ids"), options.seed));
+  if (group.size() > 1) check_same_call(prompts, options, group);
   check_options(decoder, options);
   check_prompts(decoder, prompts);
   return of_all_ranks(
