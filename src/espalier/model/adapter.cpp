@@ -7,7 +7,13 @@
 #include <string_view>
 #include <utility>
 
+#include "espalier/ops/checks.h"
+
 namespace espalier {
+
+at::ScalarType trained_dtype(at::ScalarType dtype, bool has_adapter) {
+  return has_adapter ? detail::accumulator_dtype(dtype) : dtype;
+}
 
 std::vector<Parameter> merged_weights(const std::vector<Parameter>& weights, const Adapter& adapter) {
   const at::NoGradGuard no_grad;

@@ -23,6 +23,9 @@ struct Adapter {
   nlohmann::ordered_json config = {};  // adapter_config.json (model/weights/adapter_folder.h)
 };
 
+/// Dtype of what is trained of a model in `dtype`: the weights, or an adapter.
+at::ScalarType trained_dtype(at::ScalarType dtype, bool has_adapter);
+
 /// Merges the adapter: adds scale B A to the weights of its maps, in float32 at least, and rounds them to
 /// their dtype once (as PEFT does). Other weights share storage with `weights`.
 std::vector<Parameter> merged_weights(const std::vector<Parameter>& weights, const Adapter& adapter);

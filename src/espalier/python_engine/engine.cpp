@@ -29,7 +29,6 @@
 #include "espalier/objective/custom.h"
 #include "espalier/ops/attention/cuda.h"
 #include "espalier/ops/attention/library.h"
-#include "espalier/ops/checks.h"
 #include "espalier/plan/adapter_cost.h"
 #include "espalier/python_engine/options.h"
 #include "espalier/runtime/out_of_memory.h"
@@ -233,7 +232,7 @@ struct Engine::State {
 
   /// What is trained is in this dtype.
   at::ScalarType trained_dtype() const {
-    return now->decoder().has_adapter() ? detail::accumulator_dtype(dtype) : dtype;
+    return espalier::trained_dtype(dtype, now->decoder().has_adapter());
   }
 
   std::unique_ptr<Group> ranks;

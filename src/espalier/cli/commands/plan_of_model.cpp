@@ -9,8 +9,8 @@
 #include "espalier/cli/print/plan_summary.h"
 #include "espalier/measure/device_options.h"
 #include "espalier/measure/model_use.h"
+#include "espalier/model/adapter.h"
 #include "espalier/model/weights/tensor_bytes.h"
-#include "espalier/ops/checks.h"
 #include "espalier/plan/time_model.h"
 #include "espalier/train/optimizer/optimizer.h"
 
@@ -25,7 +25,7 @@ ModelPlanner planner_of_model(const PlanArguments& flags) {
         const DecoderConfig config = read_config(flags.model);
         const at::ScalarType dtype = parse_dtype(std::string(flags.dtype));
         const std::optional<LoraOptions> lora = flags.lora.trained(config);
-        const at::ScalarType trained = lora ? detail::accumulator_dtype(dtype) : dtype;
+        const at::ScalarType trained = trained_dtype(dtype, lora.has_value());
         const ModelUse use{.config = config,
                            .dtype = dtype,
                            .device = machine.device,

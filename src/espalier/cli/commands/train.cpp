@@ -25,10 +25,10 @@
 #include "espalier/measure/model_use.h"
 #include "espalier/measure/planning.h"
 #include "espalier/measure/product_decision.h"
+#include "espalier/model/adapter.h"
 #include "espalier/model/weights/tensor_bytes.h"
 #include "espalier/model/weights/weights.h"
 #include "espalier/objective/signal.h"
-#include "espalier/ops/checks.h"
 #include "espalier/plan/time_model.h"
 #include "espalier/runtime/progress.h"
 #include "espalier/train/flags.h"
@@ -75,11 +75,6 @@ struct TrainArguments {
   }
 };
 
-/// Of what is trained.
-at::ScalarType trained_dtype(at::ScalarType dtype, const std::optional<LoraOptions>& lora) {
-  return lora ? detail::accumulator_dtype(dtype) : dtype;
-}
-
 ModelUse use_of(const TrainArguments& flags, const MixedData& data, at::Device device) {
   const DecoderConfig config = read_config(flags.model);
   const std::optional<LoraOptions> lora = flags.lora.trained(config);
@@ -87,7 +82,7 @@ ModelUse use_of(const TrainArguments& flags, const MixedData& data, at::Device d
   return {.config = config,
           .dtype = dtype,
           .device = device,
-          .optimizer_bytes = state_bytes(flags.train, trained_dtype(dtype, lora), device),
+          .optimizer_bytes = state_bytes(flags.train, trained_dtype(dtype, lora.has_value()), device),
           .objective = flags.train.objective,
           .mix = data.sources,
           .lora = lora,
@@ -138,8 +133,7 @@ TrainOptions options_of(const TrainArguments& flags, const MixedData& data, cons
   options.model = flags.model;
   options.lora = flags.lora.options();
   options.adapter = flags.lora.adapter;
-  const at::ScalarType trained =
-      options.trains_adapter() ? detail::accumulator_dtype(options.dtype) : options.dtype;
+  const at::ScalarType trained = trained_dtype(options.dtype, options.trains_adapter());
   options.save_dtype = flags.save_dtype.value_or(trained);
   options.mix = data.sources;
   options.plan = flags.planning.options(data.trajectories);
@@ -448,8 +442,8 @@ void TrainRun::make_room() {
   if (!options_.save_in_background || options_.plan.memory_budget == 0 || rows.num_rows() == 0) return;
   TrainOptions waiting = options_;
   waiting.save_in_background = false;
-  const double copy =
-      use_->optimizer_bytes - state_bytes(waiting, trained_dtype(use_->dtype, use_->lora), device_);
+  const double copy = use_->optimizer_bytes -
+                      state_bytes(waiting, trained_dtype(use_->dtype, use_->lora.has_value()), device_);
   waiting.costs->memory.optimizer_bytes_per_parameter -= copy;
   waiting.predicted_costs->memory.optimizer_bytes_per_parameter -= copy;
   const Loss loss = make_loss(rows, options_.objective, options_.mix);
