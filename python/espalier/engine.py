@@ -381,7 +381,8 @@ class Engine:
             progress: Called as progress(finished, completions) after each token.
             watch: Called after each token, as watch(tokens) with an array [B, 3] of the completions that have a new one: number
                 of the prompt, of its sample, and the token. Those for which it returns true end there, as with a stop id. It
-                sees text as it comes, and ends a completion at a text, or one that nobody waits for. None: all go on.
+                sees text as it comes, and ends a completion at a text, or one that nobody waits for. On several ranks each
+                rank is told of its own part of the prompts. None: all go on.
 
         Returns:
             A list of rows, by prompt, then by sample: dicts with input_ids, loss_mask (1 on the completion), logprobs

@@ -3,7 +3,6 @@
 
 import asyncio
 import collections
-import hashlib
 import logging
 import secrets
 import shutil
@@ -570,8 +569,3 @@ def _tokenizer(folder: Path) -> Callable[[], Any]:
         return AutoTokenizer.from_pretrained(folder)
 
     return load
-
-
-def digest(key: str) -> bytes:
-    """Of an API key: compared in constant time, whatever its length."""
-    return hashlib.sha256(key.encode()).digest()

@@ -40,8 +40,8 @@ double state_bytes(const TrainOptions& options, at::ScalarType dtype, at::Device
 void BackgroundSave::start(const CheckpointOptions& options, const Decoder& decoder,
                            OptimizerState* optimizer, const RunState& state) {
   const at::NoGradGuard no_grad;
-  for (Parameter& entry :
-       *optimizer)  // one after the other, so that tensors that were made for it go at once
+  // One after the other, so that tensors that were made for it go at once.
+  for (Parameter& entry : *optimizer)
     entry.value = entry.value.to(at::kCPU, entry.value.scalar_type(), /*non_blocking=*/false, /*copy=*/true);
   step_ = state.step;
   writing_ = std::async(std::launch::async, [options, state, copy = copy_of(decoder), moments = *optimizer] {
