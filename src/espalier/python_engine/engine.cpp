@@ -5,7 +5,6 @@
 #include <c10/core/InferenceMode.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/util/Exception.h>
-#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <atomic>
@@ -20,7 +19,6 @@
 #include "espalier/config/stop_ids.h"
 #include "espalier/distributed/process_group.h"
 #include "espalier/engine/batch.h"
-#include "espalier/engine/cost.h"
 #include "espalier/engine/share.h"
 #include "espalier/measure/kernel_check.h"
 #include "espalier/measure/model_use.h"
@@ -31,11 +29,11 @@
 #include "espalier/ops/attention/library.h"
 #include "espalier/plan/adapter_cost.h"
 #include "espalier/python_engine/options.h"
+#include "espalier/python_engine/trained.h"
 #include "espalier/runtime/out_of_memory.h"
 #include "espalier/sample/distributions.h"
 #include "espalier/sample/sampler.h"
 #include "espalier/train/optimizer/diagnosis.h"
-#include "espalier/train/optimizer/step_trainer.h"
 #include "espalier/train/run/background_save.h"
 #include "espalier/train/run/checkpoint.h"
 #include "espalier/train/run/load_model.h"
@@ -119,71 +117,6 @@ bool prove_kernels(int index) {
            AttentionKind::kMasked;
   });
 }
-
-/// What an Engine trains or samples from, all weights or one of several adapters over them: values, gradients
-/// and optimiser state.
-struct Trained {
-  /// `lora`: options of the decoder's adapter, or without maps where it has none and is frozen; nullopt: all
-  /// weights are trained. `group` outlives it.
-  Trained(Decoder decoder, std::optional<LoraOptions> lora, const OptimizerOptions& optimizer,
-          const Group& group)
-      : trainer(std::move(decoder), optimizer, group),
-        lora(std::move(lora)),
-        cost(cost_of(this->decoder())) {}
-
-  const Decoder& decoder() const { return trainer.decoder(); }
-
-  void clear() {
-    trainer.zero_gradients();
-    num_added = 0;
-    grad_norm = 0;
-  }
-
-  void check_whole() const {
-    ESPALIER_CHECK(!is_half_loaded,
-                   "Engine: expected whole weights, but the last load failed half-way: load again");
-    ESPALIER_CHECK(
-        !trainer.is_half_updated(),
-        "Engine: expected whole weights, but the last optim_step failed half-way: load a checkpoint");
-  }
-
-  void check_trains() const {
-    ESPALIER_CHECK(!decoder().is_frozen(),
-                   "Engine: expected an adapter of new_adapter in use, which can be trained, received {}",
-                   decoder().has_adapter() ? "a copy, which cannot" : "none");
-  }
-
-  /// Throws InputError unless the adapter of the folder has the maps, rank and scale of this one.
-  void check_adapter_of(const fs::path& folder) const {
-    const Adapter& own = decoder().adapter();
-    const Adapter saved = load_adapter(folder, decoder().config(), decoder().dtype()).adapter;
-    ESPALIER_CHECK(
-        saved.scale == own.scale,
-        "{}: expected an adapter with scale {:g} (alpha over rank), that of the engine, received {:g}",
-        folder.string(), own.scale, saved.scale);
-    const auto shapes_of = [](const Adapter& adapter) {
-      std::vector<std::string> shapes;
-      for (const Parameter& parameter : adapter.parameters) {
-        shapes.push_back(fmt::format("{} [{}]", parameter.name, fmt::join(parameter.value.sizes(), ", ")));
-      }
-      return shapes;
-    };
-    const std::vector<std::string> expected = shapes_of(own), received = shapes_of(saved);
-    const auto [mine, theirs] = std::ranges::mismatch(expected, received);
-    const auto shown = [](const auto& at, const auto& all) { return at == all.end() ? "no more" : *at; };
-    ESPALIER_CHECK(mine == expected.end() && theirs == received.end(),
-                   "{}: expected an adapter with {}, as the engine's, received one with {}", folder.string(),
-                   shown(mine, expected), shown(theirs, received));
-  }
-
-  StepTrainer trainer;
-  std::optional<LoraOptions> lora;
-  ModelCost cost;
-  int64_t step = 0;       // optimiser steps done
-  double grad_norm = 0;   // of the accumulated gradients
-  int64_t num_added = 0;  // calls of forward_backward since the last step
-  bool is_half_loaded = false;
-};
 
 struct Engine::State {
   /// In the scope of the machine's kernels.
