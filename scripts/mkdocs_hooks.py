@@ -112,7 +112,8 @@ def python_names():
             if re.search(rf"^(?:def|class) {name}\b", source, re.MULTILINE) or not found:
                 where = f"espalier.{package}"
             else:
-                where = f"espalier.{package + '.' if found[1] == '.' else ''}{found[2]}"
+                inside = found[1] == "." and (ROOT / "python/espalier" / package).is_dir()
+                where = f"espalier.{package + '.' if inside else ''}{found[2]}"
             yield directive(f"{where}.{name}", f"espalier.{package}.{name}")
 
 

@@ -3,17 +3,19 @@
 
 import dataclasses
 import doctest
+import importlib
 import inspect
 import re
 import socket
-from types import SimpleNamespace
+import sys
+from types import ModuleType, SimpleNamespace
 
 import pytest
 import torch
 import torch.distributed as dist
 
 import espalier as package
-from conftest import seed_of
+from conftest import REPOSITORY, seed_of
 
 MODEL = dict(vocab_size=97, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
              num_key_value_heads=2)  # fmt: skip
@@ -178,3 +180,16 @@ def test_public_functions_have_types():
             assert signature.return_annotation is not signature.empty, name
             for parameter in signature.parameters.values():
                 assert parameter.annotation is not parameter.empty or parameter.name in ("self", "cls"), (name, parameter)
+
+
+def test_the_reference_on_the_site_has_all_that_is_public(monkeypatch):
+    files = ModuleType("mkdocs.structure.files")
+    files.File = None
+    monkeypatch.setitem(sys.modules, files.__name__, files)
+    monkeypatch.syspath_prepend(REPOSITORY / "scripts")
+    found = [re.fullmatch(r"\n::: (\S+)\.(\w+)\n.*\n +heading: (\S+)\n.*\n", text)
+             for text in importlib.import_module("mkdocs_hooks").python_names() if ":::" in text]  # fmt: skip
+    shown = {heading: getattr(importlib.import_module(module), name) for module, name, heading in (each.groups() for each in found)}
+    public = dict(public_objects(package))
+    assert {name: public[name] for name in shown} == shown
+    assert {name for name in public if name.rpartition(".")[0] not in public} == shown.keys()
