@@ -6,6 +6,7 @@ import re
 
 import pytest
 
+from espalier.printed.profile import profile_text
 from small_models import MODELS, random_rows, write_rows
 
 
@@ -159,3 +160,29 @@ def test_a_failing_run_leaves_the_old_trace(espalier, flags, tmp_path):
     assert done.returncode == 1 and "profile-step: expected one of the steps 1 to 2" in done.stderr
     assert trace.read_text() == "old"
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
+
+
+def test_time_of_a_gpu_counts_where_it_was_launched(tmp_path):
+    """A kernel runs later than the operator that launched it, on another line of the trace."""
+
+    def event(name, begin, end, category="cpu_op", thread=1, launch=None):
+        return {"ph": "X", "cat": category, "name": name, "ts": begin, "dur": end - begin, "tid": thread,
+                "args": {} if launch is None else {"External id": launch}}  # fmt: skip
+
+    events = [event("step", 0, 1000, "user_annotation", launch=1), event("layer 0", 10, 200, "user_annotation", launch=2),
+              event("espalier::linear", 20, 60, launch=3), event("aten::mm", 30, 50, launch=4),
+              event("espalier::rms_norm", 60, 80, launch=5), event("aten::add", 90, 100, launch=6),
+              event("autograd::engine::evaluate_function: LinearBackward", 300, 400, thread=2, launch=7),
+              event("LinearBackward", 310, 390, thread=2, launch=8),
+              event("gradient of weight", 350, 390, "user_annotation", thread=2, launch=9),
+              event("gemm", 100.5, 300.5, "kernel", 7, launch=4), event("norm", 300.5, 350.5, "kernel", 7, launch=5),
+              event("add", 350.5, 375.5, "kernel", 7, launch=6), event("wgrad", 500, 625.25, "kernel", 7, launch=9),
+              event("copy", 700, 710, "gpu_memcpy", 7, launch=99), event("late", 990, 1010, "kernel", 7, launch=4),
+              event("step", 0, 1000, "gpu_user_annotation", 7, launch=1)]  # fmt: skip
+    trace = tmp_path / "trace.json"
+    trace.write_text(json.dumps({"traceEvents": events}))
+    text = profile_text(str(trace), on_gpu=True, flops_per_second=1e12, flops={"linear, forward": 1e8})
+    assert {name: row[0] for name, row in table_of(text).items()} == {
+        "linear, forward": 0.0002, "norm, forward": 0.00005, "residual, forward": 0.000025,
+        "linear, gradient of weight": pytest.approx(0.000125, abs=1e-6), "other": 0.00001, "idle": pytest.approx(0.00059, abs=1e-6)}  # fmt: skip
+    assert table_of(text)["linear, forward"][2:] == (500, 0.5)

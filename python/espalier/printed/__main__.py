@@ -14,7 +14,8 @@ import sys
 from importlib import import_module
 
 _MAKERS = {"page": "espalier.page.render:page_of", "inspect": "espalier.printed.inspect:report_text",
-           "plan": "espalier.printed.plan:plan_text", "bench": "espalier.printed.bench:bench_text"}  # fmt: skip
+           "plan": "espalier.printed.plan:plan_text", "bench": "espalier.printed.bench:bench_text",
+           "profile": "espalier.printed.profile:profile_text"}  # fmt: skip
 
 if __name__ == "__main__":
     gc.disable()  # millions of lists, of which all stay

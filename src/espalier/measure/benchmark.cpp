@@ -199,8 +199,8 @@ BenchmarkResult benchmark(const Decoder& decoder, const Trajectories& trajectori
     decoder.zero_gradients();
     options.profiler->start();
     const StepResult result = rounds.run_step(measured.front());
-    const ProfileSummary profile = options.profiler->stop(decoder, result);
-    if (progress) progress(fmt::format("{}: {}", sides.front().name, profile.text()));
+    const std::string profile = options.profiler->stop(decoder, result);
+    if (progress) progress(fmt::format("{}: {}", sides.front().name, profile));
   }
 
   BenchmarkResult result;

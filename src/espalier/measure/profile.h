@@ -5,9 +5,11 @@
 #include <ATen/record_function.h>
 
 #include <filesystem>
+#include <functional>
 #include <memory>
 #include <string>
-#include <vector>
+
+#include <nlohmann/json_fwd.hpp>
 
 #include "espalier/base/file.h"
 #include "espalier/engine/engine.h"
@@ -15,26 +17,8 @@
 
 namespace espalier {
 
-/// Wall seconds that a step spent on one kind of work, on the CPU or on the GPU if that is the device. All
-/// rows add up to the step.
-struct ProfileRow {
-  std::string work;  // linear, attention, head, norm, ..., `other`, or `idle` for a GPU
-  std::string part;  // forward, backward; for linear maps: gradient of input, gradient of weight
-  double seconds = 0;
-  double flops = 0;  // as counted by plan/cost_model.h; 0: not counted
-};
-
-struct ProfileSummary {
-  std::filesystem::path trace;
-  double seconds = 0;  // duration of the step
-  double gemm_flops_per_second =
-      0;  // of one matrix product in the model's dtype: [2048, 1024] by [1024, 1024]; on CUDA 8192 cubed
-  std::vector<ProfileRow> rows;  // longest first
-
-  /// Seconds that the counted FLOPs would take at the GEMM rate.
-  double gemm_bound_seconds() const;
-  std::string text() const;
-};
+/// Makes the table of where the time went (python/espalier/printed/profile.py has the arguments).
+using ProfileText = std::function<std::string(const nlohmann::json& arguments)>;
 
 /// Records a step with LibTorch's profiler: operators, nodes of the backward pass, and the regions that
 /// engine and decoder mark (RECORD_USER_SCOPE). On the CPU, time is counted on the calling thread. On CUDA,
@@ -43,7 +27,7 @@ class Profiler {
  public:
   /// stop() writes `trace` in Chrome's format (chrome://tracing, ui.perfetto.dev). Throws InputError early if
   /// the file cannot be written.
-  explicit Profiler(const std::filesystem::path& trace, at::Device device = at::kCPU);
+  Profiler(const std::filesystem::path& trace, at::Device device, ProfileText text_of);
   ~Profiler();
   Profiler(const Profiler&) = delete;
   Profiler& operator=(const Profiler&) = delete;
@@ -51,13 +35,15 @@ class Profiler {
   /// Call before the step.
   void start();
 
-  /// Call after the step with its result. Synchronises the device, writes the trace and measures the GEMM
-  /// rate.
-  ProfileSummary stop(const Decoder& decoder, const StepResult& result);
+  /// Call after the step with its result. Synchronises the device, writes the trace, measures the rate of a
+  /// matrix product (in the model's dtype: [2048, 1024] by [1024, 1024]; on CUDA 8192 cubed) and returns the
+  /// table.
+  std::string stop(const Decoder& decoder, const StepResult& result);
 
  private:
   std::filesystem::path trace_;
   at::Device device_;
+  ProfileText text_of_;
   AtomicFile file_;
   std::unique_ptr<at::RecordFunction> step_;  // the region around the step; null while not recording
 };

@@ -186,7 +186,10 @@ void run_bench(BenchArguments flags) {
   ESPALIER_CHECK(device.is_cpu() || !flags.benchmark.cpu_seconds,
                  "--cpu-seconds: expected --device cpu, received {}", device.str());
   std::optional<Profiler> profiler;
-  if (!flags.profile.empty()) profiler.emplace(flags.profile, device);
+  if (!flags.profile.empty())
+    profiler.emplace(flags.profile, device, [](const nlohmann::json& figures) {
+      return by_python("bench", "profile", figures.dump());
+    });
   check_objective_options(flags.benchmark.objective);
   if (flags.gemm) {
     ESPALIER_CHECK(device.is_cpu(), "--gemm: expected --device cpu, received {}", device.str());

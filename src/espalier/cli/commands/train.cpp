@@ -410,7 +410,9 @@ void TrainRun::open_device() {
   device_ = machine.device;
   kernels_.emplace(machine.kernels);
   if (!flags_.profile.empty() && !flags_.dry_run && group().is_first())
-    profiler_.emplace(flags_.profile, device_);
+    profiler_.emplace(flags_.profile, device_, [](const nlohmann::json& figures) {
+      return by_python("train", "profile", figures.dump());
+    });
 }
 
 void TrainRun::read_rows() {

@@ -454,7 +454,7 @@ class TrainingRun {
   /// Failure to write a profile does not end the run.
   void finish_profile(const StepResult& result) const {
     try {
-      note(options_.profiler->stop(trainer_.decoder(), result).text());
+      note(options_.profiler->stop(trainer_.decoder(), result));
     } catch (const std::exception& error) {
       note(fmt::format("warning: no profile: {}", text_of(error)));
     }
