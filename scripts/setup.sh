@@ -97,6 +97,13 @@ make_venv() {
   echo "$wanted" >"$stamp"
 }
 
+# Two set-ups of one clone wait for each other.
+if [[ ${1:-} != --print-python ]]; then
+  mkdir -p build
+  exec {lock}>build/.setup-lock
+  flock "$lock"
+fi
+
 case "${1:-}" in
   --print-python)
     active=$(active_environment)
