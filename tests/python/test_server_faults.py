@@ -312,16 +312,24 @@ def test_queues_are_bounded(local, monkeypatch):
         patched.setattr(futures, "PENDING_REQUESTS", 2)
         promises = [step(local, model, number) for number in (3, 4, 5)]
         assert [each.status_code for each in promises] == [200, 200, 429]
+        local.result(send(local, message_of(model, 1)))  # what the others wait for
+    with monkeypatch.context() as patched:
+        patched.setattr(futures, "PENDING_BYTES", 100)
+        assert send(local, message_of(model, 5)).status_code == 429
     with monkeypatch.context() as patched:
         patched.setattr(training, "MAX_OPERATIONS", 2)
         assert step(local, model, 5).status_code == 429
+        local.result(send(local, message_of(model, 2)))
     with monkeypatch.context() as patched:
         patched.setattr(service, "MAX_SESSIONS", 0)
         assert local.post("create_session", {}).status_code == 429
     promises[2:] = [step(local, model, 5)]  # as a client does that tries again
-    local.result(send(local, message_of(model, 1)))
-    local.result(send(local, message_of(model, 2)))
     assert "metrics" in local.result(promises[0]) and "loss" not in local.result(promises[2])
+    with monkeypatch.context() as patched:  # what is done no longer counts, and a single body of any size is taken
+        patched.setattr(futures, "PENDING_BYTES", 100)
+        promises = [send(local, message_of(model, number)) for number in (7, 8)]
+        assert [each.status_code for each in promises] == [200, 429]
+        local.result(send(local, message_of(model, 6)))
 
 
 def test_snapshots_of_a_session_are_bounded(local, monkeypatch):

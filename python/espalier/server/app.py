@@ -31,6 +31,7 @@ METADATA_BYTES = 4 << 20   # results above it are announced first, where the cli
 
 Handler = Callable[[Request], Awaitable[Response]]
 Body = TypeVar("Body", bound=requests.Request)
+Step = TypeVar("Step", bound=requests.Turn | requests.LoadWeights)
 
 
 async def _body(request: Request) -> bytes:
@@ -71,10 +72,6 @@ def _parsed(body: bytes, kind: type[Body]) -> Body:
         raise Refused(f"{place}: {first['msg']}") from None
 
 
-def _promise(future: Future) -> Response:
-    return JSONResponse({"request_id": future.request_id, **future.extra})
-
-
 def _page(found: list[Any], request: Request, name: str) -> dict[str, Any]:
     def number(key: str, default: int) -> int:
         text = request.query_params.get(key, str(default))
@@ -98,7 +95,11 @@ class App:
         self.service = service
         self._key = _digest(api_key) if api_key else b""
 
-    async def _ask(self, request: Request, kind: type[Body], do: Callable[[Body], Future]) -> Response:
+    def _promise(self, future: Future, body: bytes = b"") -> Response:
+        self.service.futures.add_body(future, len(body))
+        return JSONResponse({"request_id": future.request_id, **future.extra})
+
+    async def _ask(self, request: Request, kind: type[Step], do: Callable[[Step], Future]) -> Response:
         """The promise of an operation of a model. Where fields are wrong, the operation fails in its turn."""
         body = await _body(request)
         try:
@@ -108,8 +109,9 @@ class App:
                 turn = _parsed(body, requests.Turn)
             except Refused:
                 raise error from None
-            return _promise(self.service.refuse(turn.model_id, turn.seq_id, error))
-        return _promise(do(asked))
+            return self._promise(self.service.refuse(turn.model_id, turn.seq_id, error))
+        self.service.check_room(len(body), asked.model_id, asked.seq_id)
+        return self._promise(do(asked), body)
 
     def starlette(self) -> Starlette:
         """The application for a server of ASGI."""
@@ -238,7 +240,7 @@ class App:
     # Models.
 
     async def _create_model(self, request: Request) -> Response:
-        return _promise(self.service.create_model(await _read(request, requests.CreateModel)))
+        return self._promise(self.service.create_model(await _read(request, requests.CreateModel)))
 
     async def _get_info(self, request: Request) -> Response:
         model = self.service.model((await _read(request, requests.OfModel)).model_id)
@@ -248,7 +250,7 @@ class App:
 
     async def _unload_model(self, request: Request) -> Response:
         model_id = (await _read(request, requests.OfModel)).model_id
-        return _promise(self.service.unload_model(model_id))
+        return self._promise(self.service.unload_model(model_id))
 
     async def _forward_backward(self, request: Request) -> Response:
         body = await _body(request)
@@ -256,7 +258,7 @@ class App:
             message = schema.ForwardBackwardRequest.FromString(body)
         except DecodeError:
             raise Refused("expected a ForwardBackwardRequest in protobuf (SDK 0.38), received something else") from None
-        return _promise(self.service.forward_backward(message))
+        return self._promise(self.service.forward_backward(message, len(body)), body)
 
     async def _optim_step(self, request: Request) -> Response:
         return await self._ask(request, requests.OptimStep, self.service.optim_step)
@@ -341,7 +343,9 @@ class App:
         return JSONResponse({"sampler_id": sampler.sampler_id, "base_model": sampler.base.name, "model_path": sampler.model_path})
 
     async def _sample(self, request: Request) -> Response:
-        return _promise(self.service.sample(await _read(request, requests.Sample)))
+        body = await _body(request)
+        self.service.futures.check_room(len(body))
+        return self._promise(self.service.sample(_parsed(body, requests.Sample)), body)
 
     # Futures.
 

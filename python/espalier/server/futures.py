@@ -13,6 +13,7 @@ from .errors import Refused
 KEPT_SECONDS = 3600.0     # after a result is there
 KEPT_BYTES = 1 << 30      # of all results; the oldest go first
 PENDING_REQUESTS = 16384  # that wait for a result, of all clients
+PENDING_BYTES = 4 << 30   # of their bodies
 
 
 @dataclass
@@ -37,6 +38,7 @@ class Future:
     extra: dict[str, Any] = field(default_factory=dict)  # of the first answer, beside request_id
     payload: bytes | dict[str, Any] | Failure | None = None
     done_at: float = 0.0
+    body_bytes: int = 0  # of the request, while it waits
     news: asyncio.Event = field(default_factory=asyncio.Event)  # the result is there, or never will be: the server stops
 
     @property
@@ -51,6 +53,7 @@ class Futures:
         self._pending: dict[str, Future] = {}
         self._done: OrderedDict[str, Future] = OrderedDict()
         self._bytes = 0
+        self._pending_bytes = 0
         self.is_closed = False
 
     def get(self, request_id: str) -> Future | None:
@@ -58,11 +61,11 @@ class Futures:
         self._expire()
         return self._pending.get(request_id) or self._done.get(request_id)
 
-    def create(self, request_id: str, **extra: Any) -> Future:
-        """The future of a new request. Raises Refused where too many wait, or the server stops."""
+    def create(self, request_id: str, *, others_wait: bool = False, **extra: Any) -> Future:
+        """The future of a new request. Raises Refused where the server stops, or too many wait, unless others wait for it."""
         if self.is_closed:
             raise Refused("the server stops", 429)
-        if len(self._pending) >= PENDING_REQUESTS:
+        if len(self._pending) >= PENDING_REQUESTS and not others_wait:
             raise Refused(f"expected at most {PENDING_REQUESTS} waiting requests, received one more", 429)
         future = Future(request_id, extra)
         self._pending[request_id] = future
@@ -72,12 +75,24 @@ class Futures:
     def pending(self) -> int:
         return len(self._pending)
 
+    def check_room(self, body_bytes: int) -> None:
+        """Raises Refused where one more body of this size is too much, unless it is the only one."""
+        if self._pending and self._pending_bytes + body_bytes > PENDING_BYTES:
+            raise Refused(f"expected at most {PENDING_BYTES} bytes of waiting requests, received {body_bytes} more", 429)
+
+    def add_body(self, future: Future, body_bytes: int) -> None:
+        """Counts the body of a request while it waits, once."""
+        if future.payload is None and future.body_bytes == 0:
+            future.body_bytes = body_bytes
+            self._pending_bytes += body_bytes
+
     def finish(self, future: Future, payload: bytes | dict[str, Any] | Failure) -> None:
         """Sets the result; the first one counts."""
         if future.payload is not None:
             return
         future.payload, future.done_at = payload, time.monotonic()
         self._pending.pop(future.request_id, None)
+        self._pending_bytes -= future.body_bytes
         self._done[future.request_id] = future
         self._bytes += future.size
         future.news.set()

@@ -248,7 +248,7 @@ class Service:
         if (known := self.futures.get(request_id)) is not None:
             return known
         model.check(seq_id)
-        future = self.futures.create(request_id)
+        future = self.futures.create(request_id, others_wait=model.is_next(seq_id))
         try:
             work = make(model)
         except Exception as error:
@@ -256,12 +256,17 @@ class Service:
         model.submit(seq_id, training.Operation(future, work))
         return future
 
+    def check_room(self, body_bytes: int, model_id: str | None, seq_id: int | None) -> None:
+        """Raises Refused where too many bytes of requests wait, unless they wait for this operation of their model."""
+        if model_id is None or seq_id is None or not self.model(model_id).is_next(seq_id):
+            self.futures.check_room(body_bytes)
+
     def refuse(self, model_id: str, seq_id: int, error: Refused) -> Future:
         """A request that cannot be read, in its turn."""
         return self._submit(model_id, seq_id, lambda model: _failing(error))
 
-    def forward_backward(self, message: Any) -> Future:
-        """A ForwardBackwardRequest."""
+    def forward_backward(self, message: Any, body_bytes: int) -> Future:
+        """A ForwardBackwardRequest that came in so many bytes."""
         config: dict[str, float | str] = dict(message.loss_fn_config)
         for name, value in message.loss_fn_config_v2.items():
             config[name] = value.text if value.HasField("text") else value.number
@@ -269,6 +274,7 @@ class Service:
         texts = [message.loss_fn, *config, *config.values(), *(name for datum in message.data for name in datum.loss_fn_inputs)]
         if isinstance(message.model_id, bytes) or any(isinstance(text, bytes) for text in texts):
             raise Refused("expected texts in UTF-8, received others")
+        self.check_room(body_bytes, message.model_id, message.seq_id)
 
         def make(model: training.Model) -> training.Passes:
             if not 1 <= len(message.data) <= MAX_DATA:

@@ -82,8 +82,12 @@ class Model:
         """Whether `submit` can take an operation with this number. Raises Refused."""
         if seq_id < self._next:
             raise Refused(f"seq_id: expected a number from {self._next} on, received {seq_id}, whose result has expired", 410)
-        if len(self._waiting) >= MAX_OPERATIONS:
+        if len(self._waiting) >= MAX_OPERATIONS and not self.is_next(seq_id):
             raise Refused(f"expected at most {MAX_OPERATIONS} waiting requests to a model, received one more", 429)
+
+    def is_next(self, seq_id: int) -> bool:
+        """Whether those that wait do so for this one: then no limit may refuse it."""
+        return seq_id == self._next
 
     def submit(self, seq_id: int, operation: Operation) -> None:
         """An operation with its place in the order, a new one."""
