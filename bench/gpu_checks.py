@@ -7,6 +7,7 @@
                    device or hangs takes no other with it
     verify         espalier verify on a small random model and random trees, in float64, float32 and bfloat16, by every strategy
     determinism    three optimiser steps by espalier train --deterministic, twice: the checkpoints must be equal byte for byte
+    ranks          three steps under torchrun, a process for each GPU (over NCCL; two on a CPU), against those of one process
     sanitizer      the tests of --sanitizer-filter under compute-sanitizer: memcheck (without the caching allocator, which hides
                    accesses beyond a tensor) and racecheck
 
@@ -39,7 +40,7 @@ from commit import commit
 from gpu_measure import (REPOSITORY, Budget, Stopped, add_common, finish, list_of, markdown, run_main, say,
                          stop_on_sigterm)  # fmt: skip
 
-PARTS = ("tests", "verify", "determinism", "sanitizer")
+PARTS = ("tests", "verify", "determinism", "ranks", "sanitizer")
 STRATEGIES = ("partition", "tree-packing", "sequence-packing")
 DTYPES = ("float64", "float32", "bfloat16")
 
@@ -240,6 +241,12 @@ class Checks:
         isolation = "bitwise" if report["isolation_bitwise"] else "BROKEN"
         self.add("verify", what, status == 0 and report["passed"], f"{detail}; isolation {isolation}", began)
 
+    def training(self, dtype, folder):
+        """The command of three steps."""
+        return ["train", "--model", self.model(128), "--data", self.rows(), "--limit", 16, "--out", folder, "--dtype", dtype,
+                "--steps", 3, "--strategy", "partition", "--token-budget", 400, "--learning-rate", 0.001, "--no-calibration",
+                *self.on_device(deterministic=True)]  # fmt: skip
+
     def determinism(self):
         dtypes = [dtype for dtype in ("bfloat16", "float32") if dtype in self.args.dtypes]
         self.rows(), self.model(128)
@@ -248,11 +255,7 @@ class Checks:
         def train(run):
             dtype, index = run
             folder = self.scratch / f"run_{dtype}_{index}"
-            status, out = self.espalier("train", "--model", self.model(128), "--data", self.rows(), "--limit", 16,
-                                        "--out", folder, "--dtype", dtype, "--steps", 3, "--strategy", "partition",
-                                        "--token-budget", 400, "--learning-rate", 0.001, "--no-calibration",
-                                        *self.on_device(deterministic=True))  # fmt: skip
-            runs[run] = folder, status, out
+            runs[run] = folder, *self.espalier(*self.training(dtype, folder))
 
         self.beside(train, [(dtype, index) for dtype in dtypes for index in (1, 2)], self.args.parallel)
         for dtype in dtypes:
@@ -264,6 +267,23 @@ class Checks:
             same, count = equal_tensors(first, second)
             verdict = "equal in every bit" if same else "DIFFER"
             self.add("determinism", dtype, same and count > 0, f"{count} files of tensors {verdict}", began)
+
+    def ranks(self):
+        processes = 2 if self.args.device == "cpu" else max(1, len(execute(["nvidia-smi", "-L"], 30)[1].splitlines()))
+        for dtype, tolerance in (("float64", 1e-12), ("float32", 1e-4)):
+            if dtype not in self.args.dtypes or not self.budget.has(10, f"ranks, {dtype}"):
+                continue
+            began, alone, together = time.monotonic(), self.scratch / f"alone_{dtype}", self.scratch / f"ranks_{dtype}"
+            torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", processes, "-m", "espalier"]
+            done = [self.espalier(*self.training(dtype, alone)),
+                    self.run([*torchrun, *self.training(dtype, together)], PYTHONPATH=str(REPOSITORY / "python"))]  # fmt: skip
+            what = f"{dtype}, {processes} process{'es' if processes > 1 else ''}"
+            failed = [out for status, out in done if status != 0]
+            if failed:
+                self.add("ranks", what, False, last_line(failed[0]), began)
+                continue
+            worst = largest_difference(alone, together)
+            self.add("ranks", what, worst <= tolerance, f"losses and norms of gradients differ by {worst:.1e} at most", began)
 
     # ---- compute-sanitizer ----
 
@@ -371,6 +391,12 @@ def equal_tensors(first, second):
     return same, len(names)
 
 
+def largest_difference(first, second):
+    """Of losses and gradient norms of two runs, relative. The later ones depend on the updates before them."""
+    runs = [[json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()] for folder in (first, second)]
+    return max(abs(a[name] - b[name]) / abs(a[name]) for a, b in zip(*runs, strict=True) for name in ("loss", "grad_norm"))
+
+
 def sanitizer_counts(out):
     """(tests that passed, that were skipped, errors or None, warnings) of compute-sanitizer around a GoogleTest program, which may
     have been stopped. racecheck warns of what it cannot follow, such as the order that asynchronous products and their barriers
@@ -409,7 +435,7 @@ def parse(argv):
         default="*Cuda.*Random*:*Cuda.*Awkward*:*Cuda.EqualTheReference:*OnCuda-*/masked",
         help="tests under the sanitizer, which is tens of times slower (default: %(default)s)")  # fmt: skip
     add("--dtypes", type=list_of(str), default=",".join(DTYPES), metavar="LIST",
-        help="of verify and determinism (default: %(default)s)")  # fmt: skip
+        help="of verify, determinism and ranks (default: %(default)s)")  # fmt: skip
     add("--tools", type=list_of(str), default="memcheck,racecheck", metavar="LIST", help="(default: %(default)s)")
     add("--sanitizer", default="compute-sanitizer", metavar="FILE", help="(default: %(default)s)")
     add("--parallel", type=int, default=6, metavar="N", help="processes beside each other (default: %(default)s)")

@@ -18,7 +18,7 @@
 #                                   and others. Libraries are those of that Python; PYTHONPATH may add a folder of them
 #                      qualify      bench/gpu_qualify.py: which kernels are right here. What fails is named and not measured
 #                      tests        GoogleTest programs, restricted to tests that need a GPU; 1,000 random forests
-#                      verify       espalier verify --device cuda: dtypes x strategies; equal bits of two runs
+#                      verify       espalier verify --device cuda: dtypes x strategies; equal bits of two runs; a rank for each GPU over NCCL
 #                      sanitizer    compute-sanitizer memcheck and racecheck on small tests; these three beside each other
 #                      models       tests/python/test_on_gpu.py: patched models and espalier.Engine against float64 on the CPU
 #                      attention    bench/gpu_attention.py, without what stage qualify found wrong
@@ -233,7 +233,7 @@ stage() {
       ;;
     waves) run waves 120 "$python" bench/gpu_waves.py --ops "$ops" --seconds @S "${output[@]}" ;;
     tests) run tests 120 "${checks[@]}" --parts tests "${output[@]}" ;;
-    verify) run verify 90 "${checks[@]}" --parts verify,determinism --parallel 4 "${output[@]}" ;;
+    verify) run verify 120 "${checks[@]}" --parts verify,determinism,ranks --parallel 4 "${output[@]}" ;;
     attention)
       if [[ -z $kinds ]]; then
         kinds=$(right_kinds)

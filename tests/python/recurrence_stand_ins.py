@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad, silu, softplus
 
+import espalier.ops  # noqa: F401  # first: operators that are loaded later would take the place of a stand-in
 from espalier.kernels import causal_conv, gated_delta, recurrences, ssm_scan, waves
 
 

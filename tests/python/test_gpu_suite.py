@@ -221,6 +221,20 @@ def test_determinism_on_the_cpu(tmp_path):
     assert "equal in every bit" in done.stdout and "$ " in (tmp_path / "c.log").read_text()
 
 
+def test_ranks_on_the_cpu(tmp_path):
+    done, record = checks(tmp_path, "--parts", "ranks", "--dtypes", "float64")
+    assert done.returncode == 0 and record["passed"] and "float64, 2 processes" in done.stdout, done.stdout
+
+
+def test_another_gradient_of_a_rank_is_noticed(tmp_path):
+    """Negative control: a gradient norm that is off in the tenth digit."""
+    for name, norm in {"a": 1.0, "b": 1 + 1e-10}.items():
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "metrics.jsonl").write_text(f'{{"loss": 2.0, "grad_norm": 1.0}}\n{{"loss": 2.0, "grad_norm": {norm!r}}}\n')
+    assert gpu_checks.largest_difference(tmp_path / "a", tmp_path / "a") == 0
+    assert 0.9e-10 < gpu_checks.largest_difference(tmp_path / "a", tmp_path / "b") < 1.1e-10
+
+
 def test_tests_that_are_all_skipped_do_not_pass(tmp_path):
     if not shutil.which("nvidia-smi"):
         done, record = checks(tmp_path, "--parts", "tests", "--filter", "RandomForests.*Cuda")
