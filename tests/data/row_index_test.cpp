@@ -243,7 +243,6 @@ TEST_F(RowIndexTest, BadRowsAndFaultsLeaveNothing) {
 
 TEST_F(RowIndexTest, AFileThatCannotBeWrittenIsNoBadRow) {
   write_bytes(rows_, long_rows());
-  options_.skip_bad_rows = true;
   const pid_t child = ::fork();
   if (child == 0) {
     ::signal(SIGXFSZ, SIG_IGN);
