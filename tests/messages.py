@@ -2,7 +2,7 @@
 """The refusals and warnings that the sources can print, as patterns with `...` for what is filled in.
 
 What counts: in Python `raise` of an error with a message, and
-`warnings.warn`; in C++ `ESPALIER_CHECK`, `TORCH_CHECK`, `throw InputError`, lines for the log, texts that begin with "warning: ", and
+`warnings.warn`; in C++ `ESPALIER_CHECK`, `TORCH_CHECK`, `throw InputError`, lines for the log, texts that begin with "warning: " or "note: ", and
 the warnings about data. Operators (src/espalier/ops) are called by models, not by users, and do not count; neither do assertions.
 """
 
@@ -14,7 +14,7 @@ from typing import NamedTuple
 ROOT = Path(__file__).resolve().parents[1]
 RAISED = {"InputError", "Unsupported", "ImportError", "RuntimeError", "ValueError", "TypeError", "RankError", "VerificationError",
           "BadRow", "UsageError", "FileError"}  # fmt: skip
-CPP = re.compile(r'\b(?:ESPALIER_CHECK|TORCH_CHECK|log_line|explained)\(|\bthrow (?:InputError|NewerFormatError|RunError|RankError)\(|(?=fmt::format\(\s*"warning: )')
+CPP = re.compile(r'\b(?:ESPALIER_CHECK|TORCH_CHECK|log_line|explained)\(|\bthrow (?:InputError|NewerFormatError|RunError|RankError)\(|(?=fmt::format\(\s*"(?:warning|note): )')
 LISTED = re.compile(r"\b(?:warnings|lines)\.push_back\(")  # in the sources of the warnings about data
 LISTS = ("signal.cpp", "data_summary.cpp")
 FRAME = re.compile(r"espalier: |error: |warning:|note: |\(see --help\)|\{.*?\}")  # around the words of a message

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "espalier/data/concatenate.h"
+#include "espalier/data/builder.h"
 
 #include <gtest/gtest.h>
 
@@ -21,7 +21,7 @@ using testing::ScratchFolder;
 using testing::write_bytes;
 
 Trajectories joined(const std::vector<Trajectories>& parts) {
-  Concatenation all;
+  TrajectoriesBuilder all;
   for (size_t i = 0; i < parts.size(); ++i) all.append(parts[i], fmt::format("file {}", i));
   return all.finish();
 }
@@ -35,7 +35,7 @@ Trajectories rebuilt(const std::vector<Trajectories>& parts) {
   return builder.finish();
 }
 
-TEST(Concatenation, EqualsOneFileWithAllRows) {
+TEST(SeveralSets, EqualsOneFileWithAllRows) {
   int joins = 0;
   for (uint64_t seed = 0; seed < 200; ++seed) {
     SCOPED_TRACE(fmt::format("seed {}", seed));
@@ -60,7 +60,7 @@ TEST(Concatenation, EqualsOneFileWithAllRows) {
   EXPECT_GT(joins, 50);
 }
 
-TEST(Concatenation, KeepsTheTypesThatAllPartsHave) {
+TEST(SeveralSets, KeepsTheTypesThatAllPartsHave) {
   const ScratchFolder folder;
   TrajectoryRow row;
   row.input_ids = {1, 2};
@@ -78,7 +78,7 @@ TEST(Concatenation, KeepsTheTypesThatAllPartsHave) {
   EXPECT_TRUE(std::holds_alternative<Column<double>>(joined({packed, doubles}).logprobs.values.values()));
 }
 
-TEST(Concatenation, NamesRowsByTheirFile) {
+TEST(SeveralSets, NamesRowsByTheirFile) {
   TrajectoriesBuilder builder;
   TrajectoryRow row;
   row.input_ids = {1};
@@ -91,7 +91,7 @@ TEST(Concatenation, NamesRowsByTheirFile) {
   EXPECT_EQ(part.name(1), "1");
 }
 
-TEST(Concatenation, RefusesOtherRoutesByTheFilesName) {
+TEST(SeveralSets, RefusesOtherRoutesByTheFilesName) {
   TrajectoryRow row;
   row.input_ids = {1, 2};
   TrajectoriesBuilder builder;

@@ -3,7 +3,7 @@
 
 #include <gtest/gtest.h>
 
-#include "espalier/data/concatenate.h"
+#include "espalier/data/builder.h"
 #include "tests/data/trajectory_helpers.h"
 #include "tests/test_seed.h"
 
@@ -41,7 +41,7 @@ TEST(SliceRows, OutliveWhatTheyView) {
 }
 
 TEST(SliceRows, KeepTheNamesOfRows) {
-  Concatenation all;
+  TrajectoriesBuilder all;
   for (const char* name : {"a.jsonl", "b.jsonl"}) {
     TrajectoriesBuilder builder;
     for (int i = 0; i < 3; ++i) builder.append({.input_ids = {1}});

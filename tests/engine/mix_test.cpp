@@ -7,7 +7,7 @@
 #include <map>
 
 #include "espalier/base/check.h"
-#include "espalier/data/concatenate.h"
+#include "espalier/data/builder.h"
 #include "espalier/engine/engine.h"
 #include "espalier/objective/mix.h"
 #include "tests/base/message_of.h"
@@ -31,7 +31,7 @@ struct Drawn {
   explicit Drawn(Rng& rng) {
     const auto num_sources = rng.between(1, 3);
     const auto shape = static_cast<Shape>(rng.below(kNumShapes));
-    Concatenation together;
+    TrajectoriesBuilder together;
     int64_t topk = 0;
     for (int64_t i = 0; i < num_sources; ++i) {
       MixSource source{.name = fmt::format("s{}", i), .weight = 0.1 + 2 * rng.uniform()};
@@ -143,7 +143,7 @@ TEST(Mix, OfEqualSharesIsOneFileNormalisedByAllOfThem) {
     Rng rng(test_seed(seed), 0x51A);
     ObjectiveOptions objective{.kind = ObjectiveKind::kSft, .normalize = Normalize::kConstant};
     constexpr int kSources = 3;
-    Concatenation together;
+    TrajectoriesBuilder together;
     std::vector<MixSource> sources;
     for (int i = 0; i < kSources; ++i) {
       const Trajectories rows = random_rows_for(&objective, rng, static_cast<Shape>(1), kVocabSize);

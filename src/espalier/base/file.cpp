@@ -109,6 +109,11 @@ void MappedFile::check_whole() const {
   if (guard_) guard_->check();
 }
 
+void MappedFile::release() const {
+  // Only advice to the kernel, so a failure is ignored.
+  if (data_ != nullptr) ::madvise(const_cast<std::byte*>(data_), size_, MADV_DONTNEED);
+}
+
 MappedFile::~MappedFile() {
   if (data_ == nullptr) return;
   guard_.reset();

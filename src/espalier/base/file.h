@@ -31,6 +31,8 @@ class MappedFile {
   const std::filesystem::path& path() const { return path_; }
   /// Throws InputError if the file was truncated since it was opened, or could not be read.
   void check_whole() const;
+  /// Releases the pages from this process. The page cache still serves later reads.
+  void release() const;
 
  private:
   std::filesystem::path path_;
@@ -54,6 +56,9 @@ class AtomicFile {
   void write(std::span<const std::byte> bytes);
   void write(std::string_view text);
   void commit();
+
+  /// The file that is written until commit(), for reading what has been written.
+  const std::filesystem::path& temporary() const { return temporary_; }
 
  private:
   std::filesystem::path path_;

@@ -259,7 +259,8 @@ const TensorView& SafetensorsFile::at(const std::string& name) const {
 }
 
 void write_safetensors(const std::filesystem::path& path, const std::vector<TensorView>& tensors,
-                       const std::map<std::string, std::string>& metadata) {
+                       const std::map<std::string, std::string>& metadata,
+                       const std::function<void()>& release) {
   const std::string header = make_header(path.string(), tensors, metadata);
   ESPALIER_CHECK(header.size() <= kMaxHeaderBytes,
                  "{}: the header would have {} bytes, at most {} are allowed", path.string(), header.size(),
@@ -268,7 +269,13 @@ void write_safetensors(const std::filesystem::path& path, const std::vector<Tens
   AtomicFile file(path);
   file.write(std::as_bytes(std::span(&header_bytes, 1)));
   file.write(header);
-  for (const TensorView& tensor : tensors) file.write(tensor.bytes);
+  constexpr size_t kBlockBytes = size_t{1} << 26;
+  for (const TensorView& tensor : tensors) {
+    for (auto rest = tensor.bytes; !rest.empty(); rest = rest.subspan(std::min(kBlockBytes, rest.size()))) {
+      file.write(rest.first(std::min(kBlockBytes, rest.size())));
+      if (release) release();
+    }
+  }
   file.commit();
 }
 

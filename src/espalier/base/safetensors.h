@@ -8,6 +8,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <filesystem>
+#include <functional>
 #include <map>
 #include <memory>
 #include <span>
@@ -52,8 +53,10 @@ class SafetensorsFile {
 };
 
 /// Writes `tensors` in the given order, atomically (AtomicFile). Names must be distinct and bytes must match
-/// dtype and shape.
+/// dtype and shape. `release` (may be empty) is called after every 64 MiB of a tensor and after each tensor,
+/// for bytes that are mapped.
 void write_safetensors(const std::filesystem::path& path, const std::vector<TensorView>& tensors,
-                       const std::map<std::string, std::string>& metadata = {});
+                       const std::map<std::string, std::string>& metadata = {},
+                       const std::function<void()>& release = {});
 
 }  // namespace espalier

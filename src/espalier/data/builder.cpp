@@ -1,8 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "espalier/data/builder.h"
 
+#include <algorithm>
+#include <array>
 #include <utility>
 
+#include "espalier/base/check.h"
 #include "espalier/data/row_checks.h"
 
 namespace espalier {
@@ -126,177 +129,180 @@ TrajectoryRow copy_row(const Trajectories& t, int64_t r) {
   return row;
 }
 
-template <typename T>
-void TrajectoriesBuilder::GrowingColumn<T>::append(std::span<const T> row, size_t size_before) {
-  if (!any) values.resize(size_before);
-  any = true;
-  values.insert(values.end(), row.begin(), row.end());
-  present.push_back(1);
-}
+struct TrajectoriesBuilder::Columns {
+  explicit Columns(RowStore rows) : store(std::move(rows)) { offsets.fill_to(1, 0); }
 
-template <typename T>
-void TrajectoriesBuilder::GrowingColumn<T>::append_absent(size_t count) {
-  if (any) values.resize(values.size() + count);
-  present.push_back(0);
-}
+  /// Appends rows of the same widths, but for their texts.
+  void append(const Trajectories& part);
+  void append_texts(const Trajectories& part);
 
-template <typename T>
-template <typename Values>
-Optional<Values> TrajectoriesBuilder::GrowingColumn<T>::finish() {
-  Optional<Values> column;
-  if (!any) return column;
-  column.values = Values(Column<T>(std::move(values)));
-  for (const uint8_t row_present : present) {
-    if (row_present == 0) {
-      column.present = Column<uint8_t>(std::move(present));
-      break;
-    }
+  RowStore store;  // first: the columns point to it
+  Growing<int64_t> offsets{&store};
+  Growing<int32_t> input_ids{&store};
+  GrowingReals loss_weights{&store};
+  GrowingOptional logprobs{&store}, ref_logprobs{&store}, advantages{&store}, reward{&store}, chosen{&store};
+  Growing<int32_t> routed_experts{&store}, ref_topk_ids{&store};
+  GrowingReals ref_topk_logprobs{&store}, turn_rewards{&store};
+  std::vector<int64_t> turn_reward_offsets{0};
+  std::vector<uint8_t> ones;  // the mask of a row without one
+  Trajectories result;        // texts, routes_per_token, ref_topk and sources
+};
+
+void TrajectoriesBuilder::Columns::append(const Trajectories& part) {
+  const int64_t rows = part.num_rows();
+  const auto rows_before = offsets.size() - 1, tokens_before = input_ids.size();
+  const size_t rows_end = rows_before + rows, tokens = tokens_before + part.num_tokens();
+  for (int64_t row = 1; row <= rows; ++row) {
+    const auto end = static_cast<int64_t>(tokens_before) + part.offsets[row];
+    offsets.append(std::span(&end, 1));
   }
-  return column;
+  input_ids.append(part.input_ids.span());
+  loss_weights.append(part.loss_weights);
+  logprobs.append(part.logprobs, rows, tokens_before, tokens);
+  ref_logprobs.append(part.ref_logprobs, rows, tokens_before, tokens);
+  advantages.append(part.advantages, rows, tokens_before, tokens);
+  reward.append(part.reward, rows, rows_before, rows_end);
+  chosen.append(part.chosen, rows, rows_before, rows_end);
+
+  const int64_t before = turn_reward_offsets.back();
+  turn_rewards.append(part.turn_rewards);
+  for (int64_t row = 1; row <= rows; ++row)
+    turn_reward_offsets.push_back(before +
+                                  (part.turn_reward_offsets.empty() ? 0 : part.turn_reward_offsets[row]));
+
+  // Rows without routes or tokens of a reference hold -1.
+  result.routes_per_token = std::max(result.routes_per_token, part.routes_per_token);
+  result.ref_topk = std::max(result.ref_topk, part.ref_topk);
+  const size_t routes = result.routes_per_token, topk = result.ref_topk;
+  routed_experts.fill_to(tokens_before * routes, -1);
+  routed_experts.append(part.routed_experts.span());
+  routed_experts.fill_to(tokens * routes, -1);
+  ref_topk_ids.fill_to(tokens_before * topk, -1);
+  ref_topk_ids.append(part.ref_topk_ids.span());
+  ref_topk_ids.fill_to(tokens * topk, -1);
+  ref_topk_logprobs.fill_to(tokens_before * topk);
+  ref_topk_logprobs.append(part.ref_topk_logprobs);
+  ref_topk_logprobs.fill_to(tokens * topk);
 }
 
-void TrajectoriesBuilder::append(const TrajectoryRow& row, int64_t vocab_size) {
+void TrajectoriesBuilder::Columns::append_texts(const Trajectories& part) {
+  const size_t end = offsets.size() - 1, begin = end - static_cast<size_t>(part.num_rows());
+  for (const auto member : {&Trajectories::trajectory_id, &Trajectories::group_id, &Trajectories::pair_id}) {
+    std::vector<std::string>& texts = result.*member;
+    if (texts.empty() && (part.*member).empty()) continue;
+    texts.resize(begin);
+    texts.insert(texts.end(), (part.*member).begin(), (part.*member).end());
+    texts.resize(end);
+  }
+}
+
+TrajectoriesBuilder::TrajectoriesBuilder(RowStore store)
+    : columns_(std::make_unique<Columns>(std::move(store))) {}
+TrajectoriesBuilder::~TrajectoriesBuilder() = default;
+TrajectoriesBuilder::TrajectoriesBuilder(TrajectoriesBuilder&&) noexcept = default;
+
+int64_t TrajectoriesBuilder::num_rows() const {
+  return static_cast<int64_t>(columns_->offsets.size()) - 1;
+}
+
+void TrajectoriesBuilder::check(const TrajectoryRow& row, int64_t vocab_size) const {
   check_row(row, vocab_size);
+  const int64_t routes = columns_->result.routes_per_token, ref_topk = columns_->result.ref_topk;
   const int64_t width = size_of(row.routed_experts) / size_of(row.input_ids);
-  if (width > 0 && routes_per_token_ > 0 && width != routes_per_token_)
-    throw_field("routed_experts", fmt::format("{} routes per token, as in earlier rows", routes_per_token_),
+  if (width > 0 && routes > 0 && width != routes)
+    throw_field("routed_experts", fmt::format("{} routes per token, as in earlier rows", routes),
                 std::to_string(width));
   const int64_t topk = size_of(row.ref_topk_ids) / size_of(row.input_ids);
-  if (topk > 0 && ref_topk_ > 0 && topk != ref_topk_)
-    throw_field("ref_topk_ids", fmt::format("{} ids for each token, as in earlier rows", ref_topk_),
+  if (topk > 0 && ref_topk > 0 && topk != ref_topk)
+    throw_field("ref_topk_ids", fmt::format("{} ids for each token, as in earlier rows", ref_topk),
                 std::to_string(topk));
+}
 
-  const size_t tokens_before = input_ids_.size();
-  const size_t rows_before = static_cast<size_t>(num_rows());
-  const size_t tokens = row.input_ids.size();
-  append_weights(row);
-  for (const auto& [column, values] :
-       {std::pair(&logprobs_, &row.logprobs), {&ref_logprobs_, &row.ref_logprobs}}) {
-    if (values->empty()) {
-      column->append_absent(tokens);
-    } else {
-      column->append(*values, tokens_before);
-    }
-  }
-  append_advantages(row, tokens_before);
-  if (row.reward) {
-    reward_.append({&*row.reward, 1}, rows_before);
+void TrajectoriesBuilder::append_checked(const TrajectoryRow& row) {
+  const auto view = []<typename T>(const std::vector<T>& values) { return Column<T>(values, nullptr); };
+  const std::array<int64_t, 2> ends{0, size_of(row.input_ids)}, turns{0, size_of(row.turn_rewards)};
+  const uint8_t chosen = row.chosen.value_or(false);
+  Trajectories part;
+  part.offsets = {ends, nullptr};
+  part.input_ids = view(row.input_ids);
+  if (!row.loss_weights.empty()) {
+    part.loss_weights = view(row.loss_weights);
   } else {
-    reward_.append_absent(1);
+    columns_->ones.resize(row.input_ids.size(), 1);
+    part.loss_weights = view(row.loss_mask.empty() ? columns_->ones : row.loss_mask);
   }
-  if (row.chosen) {
-    const uint8_t chosen = *row.chosen;
-    chosen_.append({&chosen, 1}, rows_before);
-  } else {
-    chosen_.append_absent(1);
+  part.logprobs.values = view(row.logprobs);
+  part.ref_logprobs.values = view(row.ref_logprobs);
+  part.advantages.values =
+      row.advantage ? std::vector<double>(row.input_ids.size(), *row.advantage) : view(row.advantages);
+  if (row.reward) part.reward.values = Column<double>({&*row.reward, 1}, nullptr);
+  if (row.chosen) part.chosen.values = {{&chosen, 1}, nullptr};
+  part.turn_reward_offsets = {turns, nullptr};
+  part.turn_rewards = view(row.turn_rewards);
+  part.ref_topk = size_of(row.ref_topk_ids) / ends[1];
+  part.ref_topk_ids = view(row.ref_topk_ids);
+  part.ref_topk_logprobs = view(row.ref_topk_logprobs);
+  part.routes_per_token = size_of(row.routed_experts) / ends[1];
+  part.routed_experts = view(row.routed_experts);
+  for (const auto& [column, text] : {std::pair(&part.trajectory_id, &row.trajectory_id),
+                                     {&part.group_id, &row.group_id},
+                                     {&part.pair_id, &row.pair_id}}) {
+    if (!text->empty()) column->push_back(*text);
   }
-  append_text(trajectory_id_, row.trajectory_id);
-  append_text(group_id_, row.group_id);
-  append_text(pair_id_, row.pair_id);
-  if (width > 0) routes_per_token_ = width;
-  append_routes(row, tokens_before);
-  append_turn_rewards(row);
-  if (topk > 0) ref_topk_ = topk;
-  append_ref_topk(row, tokens_before);
-  input_ids_.insert(input_ids_.end(), row.input_ids.begin(), row.input_ids.end());
-  offsets_.push_back(size_of(input_ids_));
+  columns_->append(part);
+  columns_->append_texts(part);
 }
 
-void TrajectoriesBuilder::append_weights(const TrajectoryRow& row) {
-  if (!row.loss_weights.empty() && !has_weights_) {
-    has_weights_ = true;
-    loss_weights_.assign(loss_mask_.begin(), loss_mask_.end());
-    loss_mask_ = {};
+void TrajectoriesBuilder::begin_source(const std::string& name) {
+  columns_->result.sources.push_back({name, num_rows()});
+}
+
+void TrajectoriesBuilder::append(const Trajectories& part, const std::string& name) {
+  const int64_t routes = columns_->result.routes_per_token, topk = columns_->result.ref_topk;
+  ESPALIER_CHECK(routes == 0 || part.routes_per_token == 0 || routes == part.routes_per_token,
+                 "{}: field `routed_experts`: expected {} routes per token, as in earlier files, received {}",
+                 name, routes, part.routes_per_token);
+  ESPALIER_CHECK(topk == 0 || part.ref_topk == 0 || topk == part.ref_topk,
+                 "{}: field `ref_topk_ids`: expected {} ids for each token, as in earlier files, received {}",
+                 name, topk, part.ref_topk);
+  begin_source(name);
+  // A mapped part is released as it is read.
+  constexpr int64_t kTokens = int64_t{1} << 24;
+  for (int64_t begin = 0, end = 0; begin < part.num_rows(); begin = end) {
+    while (end < part.num_rows() && (end == begin || part.offsets[end + 1] - part.offsets[begin] <= kTokens))
+      ++end;
+    const Trajectories rows = slice_rows(part, begin, end);
+    columns_->append(rows);
+    columns_->append_texts(rows);
+    if (part.release) part.release();
   }
-  const auto append_to = [&row](auto& column) {
-    if (!row.loss_weights.empty()) {
-      column.insert(column.end(), row.loss_weights.begin(), row.loss_weights.end());
-    } else if (!row.loss_mask.empty()) {
-      column.insert(column.end(), row.loss_mask.begin(), row.loss_mask.end());
-    } else {
-      column.insert(column.end(), row.input_ids.size(), 1);
-    }
-  };
-  if (has_weights_) {
-    append_to(loss_weights_);
-  } else {
-    append_to(loss_mask_);
-  }
-}
-
-void TrajectoriesBuilder::append_advantages(const TrajectoryRow& row, size_t tokens_before) {
-  const size_t tokens = row.input_ids.size();
-  if (row.advantage) {
-    const std::vector<double> spread(tokens, *row.advantage);
-    advantages_.append(spread, tokens_before);
-  } else if (!row.advantages.empty()) {
-    advantages_.append(row.advantages, tokens_before);
-  } else {
-    advantages_.append_absent(tokens);
-  }
-}
-
-void TrajectoriesBuilder::append_text(std::vector<std::string>& column, const std::string& text) {
-  if (column.empty() && text.empty()) return;
-  column.resize(static_cast<size_t>(num_rows()));
-  column.push_back(text);
-}
-
-void TrajectoriesBuilder::append_routes(const TrajectoryRow& row, size_t tokens_before) {
-  if (routes_per_token_ == 0) return;
-  const size_t width = static_cast<size_t>(routes_per_token_);
-  routed_experts_.resize(tokens_before * width, -1);
-  routed_experts_.insert(routed_experts_.end(), row.routed_experts.begin(), row.routed_experts.end());
-  routed_experts_.resize((tokens_before + row.input_ids.size()) * width, -1);
-}
-
-void TrajectoriesBuilder::append_turn_rewards(const TrajectoryRow& row) {
-  turn_rewards_.insert(turn_rewards_.end(), row.turn_rewards.begin(), row.turn_rewards.end());
-  turn_reward_offsets_.push_back(size_of(turn_rewards_));
-}
-
-void TrajectoriesBuilder::append_ref_topk(const TrajectoryRow& row, size_t tokens_before) {
-  if (ref_topk_ == 0) return;
-  const size_t width = static_cast<size_t>(ref_topk_), end = (tokens_before + row.input_ids.size()) * width;
-  ref_topk_ids_.resize(tokens_before * width, -1);
-  ref_topk_ids_.insert(ref_topk_ids_.end(), row.ref_topk_ids.begin(), row.ref_topk_ids.end());
-  ref_topk_ids_.resize(end, -1);
-  ref_topk_logprobs_.resize(tokens_before * width);
-  ref_topk_logprobs_.insert(ref_topk_logprobs_.end(), row.ref_topk_logprobs.begin(),
-                            row.ref_topk_logprobs.end());
-  ref_topk_logprobs_.resize(end);
 }
 
 Trajectories TrajectoriesBuilder::finish() {
-  Trajectories result;
-  for (std::vector<std::string>* column : {&trajectory_id_, &group_id_, &pair_id_}) {
-    if (!column->empty()) column->resize(static_cast<size_t>(num_rows()));
+  const std::unique_ptr<Columns> finished = std::exchange(columns_, std::make_unique<Columns>(RowStore{}));
+  Columns& all = *finished;
+  Trajectories result = std::move(all.result);
+  result.offsets = all.offsets.finish();
+  result.input_ids = all.input_ids.finish();
+  result.loss_weights = all.loss_weights.finish();
+  result.logprobs = all.logprobs.finish();
+  result.ref_logprobs = all.ref_logprobs.finish();
+  result.advantages = all.advantages.finish();
+  result.reward = all.reward.finish();
+  if (const Optional<RealColumn> chosen = all.chosen.finish(); chosen.any())
+    result.chosen = {std::get<Column<uint8_t>>(chosen.values.values()), chosen.present};
+  result.routed_experts = all.routed_experts.finish();
+  if (all.turn_reward_offsets.back() > 0) {
+    result.turn_reward_offsets = std::move(all.turn_reward_offsets);
+    result.turn_rewards = all.turn_rewards.finish();
   }
-  result.offsets = Column<int64_t>(std::move(offsets_));
-  result.input_ids = Column<int32_t>(std::move(input_ids_));
-  if (has_weights_) {
-    result.loss_weights = Column<double>(std::move(loss_weights_));
-  } else {
-    result.loss_weights = Column<uint8_t>(std::move(loss_mask_));
+  result.ref_topk_ids = all.ref_topk_ids.finish();
+  result.ref_topk_logprobs = all.ref_topk_logprobs.finish();
+  if (!all.store.mappings.empty()) {
+    result.release = [mappings = all.store.mappings] {
+      for (const auto& mapping : mappings) mapping->release();
+    };
   }
-  result.logprobs = logprobs_.finish<RealColumn>();
-  result.ref_logprobs = ref_logprobs_.finish<RealColumn>();
-  result.advantages = advantages_.finish<RealColumn>();
-  result.reward = reward_.finish<RealColumn>();
-  result.chosen = chosen_.finish<Column<uint8_t>>();
-  result.trajectory_id = std::move(trajectory_id_);
-  result.group_id = std::move(group_id_);
-  result.pair_id = std::move(pair_id_);
-  result.routed_experts = Column<int32_t>(std::move(routed_experts_));
-  result.routes_per_token = routes_per_token_;
-  if (!turn_rewards_.empty()) {
-    result.turn_reward_offsets = Column<int64_t>(std::move(turn_reward_offsets_));
-    result.turn_rewards = Column<double>(std::move(turn_rewards_));
-  }
-  result.ref_topk_ids = Column<int32_t>(std::move(ref_topk_ids_));
-  result.ref_topk_logprobs = Column<double>(std::move(ref_topk_logprobs_));
-  result.ref_topk = ref_topk_;
-  *this = TrajectoriesBuilder();
   return result;
 }
 

@@ -1,12 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-// Building Trajectories row by row.
+// Building Trajectories row by row, or from sets of rows.
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
 
+#include "espalier/data/growing.h"
 #include "espalier/data/trajectories.h"
 
 namespace espalier {
@@ -52,55 +54,41 @@ void check_row(const TrajectoryRow& row, int64_t vocab_size = 0);
 /// A copy of row r. Reals become doubles. `advantage` is never set, because columns hold only `advantages`.
 TrajectoryRow copy_row(const Trajectories& trajectories, int64_t r);
 
-/// Collects rows into columns. If a row is refused, the columns stay unchanged.
+/// Collects rows, and sets of rows, into columns. If a row is refused, the columns stay unchanged. A column
+/// of reals keeps its type if all parts have the same (masks stay bytes, floats stay floats); else it becomes
+/// doubles.
 class TrajectoriesBuilder {
  public:
-  /// Checks the row (check_row, and that routes_per_token and ref_topk equal those of the rows before) and
-  /// appends it.
-  void append(const TrajectoryRow& row, int64_t vocab_size = 0);
+  /// With a store, the columns are written to temporary files once they take more memory than they may. Then
+  /// appending and finish() throw InputError if that fails, and finish() returns mapped columns, whose files
+  /// have no names any more.
+  explicit TrajectoriesBuilder(RowStore store = {});
+  ~TrajectoriesBuilder();
+  TrajectoriesBuilder(TrajectoriesBuilder&&) noexcept;
 
-  int64_t num_rows() const { return static_cast<int64_t>(offsets_.size()) - 1; }
+  /// check_row, and checks that routes_per_token and ref_topk equal those of the rows before.
+  void check(const TrajectoryRow& row, int64_t vocab_size = 0) const;
+  /// Appends a row that was checked.
+  void append_checked(const TrajectoryRow& row);
+  void append(const TrajectoryRow& row, int64_t vocab_size = 0) {
+    check(row, vocab_size);
+    append_checked(row);
+  }
 
-  /// Moves the columns out; the builder is empty afterwards.
+  /// The rows from now on are of the file `name` (Trajectories::sources).
+  void begin_source(const std::string& name);
+  /// Appends the rows of the file `name`. Throws InputError "NAME: field `F`: ..." if their number of routes
+  /// or reference tokens per token differs from that of the rows before.
+  void append(const Trajectories& part, const std::string& name);
+
+  int64_t num_rows() const;
+
+  /// Moves the columns out; the builder is empty afterwards, and has no store.
   Trajectories finish();
 
  private:
-  /// A column that grows row by row. It uses no memory before the first row that has it.
-  template <typename T>
-  struct GrowingColumn {
-    std::vector<T> values;
-    std::vector<uint8_t> present;  // [rows]
-    bool any = false;
-
-    /// `size_before`: the number of values of the rows before this one.
-    void append(std::span<const T> row, size_t size_before);
-    void append_absent(size_t count);
-    template <typename Values>
-    Optional<Values> finish();
-  };
-
-  void append_weights(const TrajectoryRow& row);
-  void append_advantages(const TrajectoryRow& row, size_t tokens_before);
-  void append_text(std::vector<std::string>& column, const std::string& text);
-  void append_routes(const TrajectoryRow& row, size_t tokens_before);
-  void append_turn_rewards(const TrajectoryRow& row);
-  void append_ref_topk(const TrajectoryRow& row, size_t tokens_before);
-
-  std::vector<int64_t> offsets_{0};
-  std::vector<int32_t> input_ids_;
-  std::vector<uint8_t> loss_mask_;    // used until a row has loss_weights
-  std::vector<double> loss_weights_;  // used from then on
-  bool has_weights_ = false;
-  GrowingColumn<double> logprobs_, ref_logprobs_, advantages_, reward_;
-  GrowingColumn<uint8_t> chosen_;
-  std::vector<std::string> trajectory_id_, group_id_, pair_id_;
-  std::vector<int32_t> routed_experts_;
-  int64_t routes_per_token_ = 0;
-  std::vector<int64_t> turn_reward_offsets_{0};
-  std::vector<double> turn_rewards_;
-  std::vector<int32_t> ref_topk_ids_;
-  std::vector<double> ref_topk_logprobs_;
-  int64_t ref_topk_ = 0;
+  struct Columns;
+  std::unique_ptr<Columns> columns_;
 };
 
 }  // namespace espalier

@@ -131,7 +131,6 @@ class RowParser {
   bool carries_loss(size_t token) const;
   void read_text(size_t name, std::string& text);
   double read_real(size_t name);
-  void read_turn_rewards(size_t name);
   template <typename T>
   void read_topk(size_t name, std::vector<T>& values, T absent);
   void read_routes(size_t name);
@@ -321,7 +320,7 @@ void RowParser::read(size_t name) {
       row_.reward = read_real(name);
       return;
     case Field::kTurnRewards:
-      return read_turn_rewards(name);
+      return read_reals(name, row_.turn_rewards);
     case Field::kRefTopkIds:
       return read_topk(name, row_.ref_topk_ids, int32_t{-1});
     case Field::kRefTopkLogprobs:
@@ -405,7 +404,7 @@ void RowParser::read_reals(size_t name, std::vector<double>& values) {
       throw_field(field, "numbers", fmt::format("{} at index {}", described(item), values.size()));
     values.push_back(value);
   }
-  check_size(name, values.size());
+  if (kFieldNames[name].field != Field::kTurnRewards) check_size(name, values.size());
 }
 
 void RowParser::read_logprobs(size_t name, std::vector<double>& values) {
@@ -435,16 +434,6 @@ double RowParser::read_real(size_t name) {
   if (elements_[name].get(value) != simdjson::SUCCESS)
     throw_field(kFieldNames[name].name, "a number", described(elements_[name]));
   return value;
-}
-
-void RowParser::read_turn_rewards(size_t name) {
-  for (const dom::element item : list_of("turn_rewards", elements_[name], "a list of numbers")) {
-    double value = 0;
-    if (item.get(value) != simdjson::SUCCESS) [[unlikely]]
-      throw_field("turn_rewards", "numbers",
-                  fmt::format("{} at index {}", described(item), row_.turn_rewards.size()));
-    row_.turn_rewards.push_back(value);
-  }
 }
 
 /// Reads one list per token. Non-empty lists must have equal lengths; null is an empty list.
@@ -550,12 +539,18 @@ void RowParser::read_layer_routes(dom::array layer) {
 }  // namespace
 
 Trajectories read_jsonl(const std::filesystem::path& path, const ReadOptions& options, ReadReport* report) {
+  TrajectoriesBuilder builder(options.store);
+  append_jsonl(path, options, report, &builder);
+  return builder.finish();
+}
+
+void append_jsonl(const std::filesystem::path& path, const ReadOptions& options, ReadReport* report,
+                  TrajectoriesBuilder* builder) {
   const std::string file = path.string();
   // If bad rows are errors, the rest of a line that is too long is not read.
   constexpr int64_t kMostPassedOver = int64_t{1} << 34;
   refuse_foreign_file(path);
   LineReader lines(path, options.max_line_bytes, options.skip_bad_rows ? kMostPassedOver : 0);
-  TrajectoriesBuilder builder;
   RowReport rows(options, report);
   RowParser parser(path, options.vocab_size, &rows.fields());
   lines.on_read = [&] { rows.progress(lines.fraction(), lines.bytes_read()); };
@@ -569,16 +564,19 @@ Trajectories read_jsonl(const std::filesystem::path& path, const ReadOptions& op
       continue;
     }
     if (line.find_first_not_of(" \t\r") == std::string_view::npos) continue;
+    const TrajectoryRow* row = nullptr;
     try {
-      builder.append(parser.parse(line), options.vocab_size);
-      parser.keep();
-      rows.good();
+      row = &parser.parse(line);
+      builder->check(*row, options.vocab_size);
     } catch (const InputError& error) {
       rows.bad(fmt::format("{}:{}: {}", file, lines.line_number(), error.what()));
+      continue;
     }
+    builder->append_checked(*row);  // a file that cannot be written is no fault of the row
+    parser.keep();
+    rows.good();
   }
   rows.finish(file);
-  return builder.finish();
 }
 
 }  // namespace espalier

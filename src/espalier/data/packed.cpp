@@ -2,7 +2,6 @@
 #include "espalier/data/packed.h"
 
 #include <simdjson.h>
-#include <sys/mman.h>
 
 #include <algorithm>
 #include <cstring>
@@ -16,12 +15,6 @@
 
 namespace espalier {
 namespace {
-
-/// Releases the file's pages from this process. The page cache still serves later reads.
-void release_pages(const MappedFile& file) {
-  // Only advice to the kernel, so a failure is ignored.
-  ::madvise(const_cast<std::byte*>(file.bytes().data()), file.bytes().size(), MADV_DONTNEED);
-}
 
 bool has_dtype(const TensorView& tensor, const std::string& dtype) {
   return tensor.dtype == dtype || (dtype == "U8" && tensor.dtype == "BOOL");
@@ -294,7 +287,7 @@ Trajectories ColumnReader::read() {
   result.group_id = texts("group_id");
   result.pair_id = texts("pair_id");
   read_routes(result);
-  result.release = [file = file_.mapping()] { release_pages(*file); };
+  result.release = [file = file_.mapping()] { file->release(); };
   return result;
 }
 
@@ -472,7 +465,7 @@ Trajectories read_packed(const std::filesystem::path& path, const ReadOptions& o
   reader.tally(static_cast<int64_t>(good.size()), &fields);
   if (reader.second_names().mask_name.empty()) fields.rows_without_mask = static_cast<int64_t>(good.size());
   if (static_cast<int64_t>(good.size()) == mapped.num_rows()) return mapped;
-  TrajectoriesBuilder builder;
+  TrajectoriesBuilder builder(options.store);
   for (const int64_t r : good) builder.append(copy_row(mapped, r), options.vocab_size);
   return builder.finish();
 }
@@ -487,36 +480,27 @@ void check_columns(const Trajectories& columns) {
     ESPALIER_CHECK(offsets[r] <= offsets[r + 1], "offsets: expected ascending values, received {} after {}",
                    offsets[r + 1], offsets[r]);
   }
-  struct Size {
-    const char* name;
-    int64_t size, expected;
+  const auto check_size = [](const char* name, int64_t size, int64_t expected, bool may_lack = true) {
+    ESPALIER_CHECK((size == 0 && may_lack) || size == expected, "{}: expected {} entries, received {}", name,
+                   expected, size);
   };
-  const auto check_size = [](const Size& column) {
-    ESPALIER_CHECK(column.size == 0 || column.size == column.expected, "{}: expected {} entries, received {}",
-                   column.name, column.expected, column.size);
-  };
-  ESPALIER_CHECK(columns.loss_weights.size() == tokens, "loss_weights: expected {} entries, received {}",
-                 tokens, columns.loss_weights.size());
-  for (const Size& column : {
-           Size{"logprobs", columns.logprobs.values.size(), tokens},
-           Size{"ref_logprobs", columns.ref_logprobs.values.size(), tokens},
-           Size{"advantages", columns.advantages.values.size(), tokens},
-           Size{"reward", columns.reward.values.size(), rows},
-           Size{"chosen", columns.chosen.values.size(), rows},
-           Size{"turn_rewards.offsets", columns.turn_reward_offsets.size(),
-                columns.turn_rewards.empty() ? 0 : rows + 1},
-           Size{"target_ids", columns.target_ids.size(), tokens},
-           Size{"ref_topk_ids", columns.ref_topk_ids.size(), tokens * columns.ref_topk},
-           Size{"ref_topk_logprobs", columns.ref_topk_logprobs.size(), columns.ref_topk_ids.size()},
-           Size{"trajectory_id", std::ssize(columns.trajectory_id), rows},
-           Size{"group_id", std::ssize(columns.group_id), rows},
-           Size{"pair_id", std::ssize(columns.pair_id), rows},
-           Size{"routed_experts", columns.routed_experts.size(), tokens * columns.routes_per_token},
-       }) {
-    check_size(column);
-  }
-  check_size({"turn_rewards", columns.turn_rewards.size(),
-              columns.turn_reward_offsets.empty() ? 0 : columns.turn_reward_offsets[rows]});
+  check_size("loss_weights", columns.loss_weights.size(), tokens, false);
+  check_size("logprobs", columns.logprobs.values.size(), tokens);
+  check_size("ref_logprobs", columns.ref_logprobs.values.size(), tokens);
+  check_size("advantages", columns.advantages.values.size(), tokens);
+  check_size("reward", columns.reward.values.size(), rows);
+  check_size("chosen", columns.chosen.values.size(), rows);
+  check_size("turn_rewards.offsets", columns.turn_reward_offsets.size(),
+             columns.turn_rewards.empty() ? 0 : rows + 1);
+  check_size("target_ids", columns.target_ids.size(), tokens);
+  check_size("ref_topk_ids", columns.ref_topk_ids.size(), tokens * columns.ref_topk);
+  check_size("ref_topk_logprobs", columns.ref_topk_logprobs.size(), columns.ref_topk_ids.size());
+  check_size("trajectory_id", std::ssize(columns.trajectory_id), rows);
+  check_size("group_id", std::ssize(columns.group_id), rows);
+  check_size("pair_id", std::ssize(columns.pair_id), rows);
+  check_size("routed_experts", columns.routed_experts.size(), tokens * columns.routes_per_token);
+  check_size("turn_rewards", columns.turn_rewards.size(),
+             columns.turn_reward_offsets.empty() ? 0 : columns.turn_reward_offsets[rows]);
   SecondNames names;
   names.mask_name = "loss_mask";
   names.logprobs_name = "logprobs";

@@ -4,6 +4,8 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <map>
+#include <string>
 #include <type_traits>
 
 #include "espalier/data/reader.h"
@@ -16,8 +18,10 @@ namespace espalier {
 /// not ascend from 0 to their end) always throw. Tensors of other names are ignored.
 Trajectories read_packed(const std::filesystem::path& path, const ReadOptions& options, ReadReport* report);
 
-/// Writes the packed form atomically. Real columns become F32 if that holds every value exactly, else F64.
-void write_packed(const std::filesystem::path& path, const Trajectories& trajectories);
+/// Writes the packed form atomically. Real columns become F32 if that holds every value exactly, else F64;
+/// doubles that are mapped stay F64.
+void write_packed(const std::filesystem::path& path, const Trajectories& trajectories,
+                  const std::map<std::string, std::string>& metadata = {});
 
 /// Checks columns that are not from a file like those of a packed file: lengths, offsets that ascend from 0
 /// to the number of tokens, and values. Throws InputError "COLUMN: ..." or "row N: ...".

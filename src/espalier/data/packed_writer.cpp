@@ -18,6 +18,8 @@ namespace {
 /// Tensors that view the columns or bytes owned by the list.
 class TensorList {
  public:
+  explicit TensorList(bool are_mapped) : are_mapped_(are_mapped) {}
+
   template <typename T>
   void add(const std::string& name, std::span<const T> values, std::vector<int64_t> shape) {
     tensors_.push_back({name, dtype_of<T>(), std::move(shape), std::as_bytes(values)});
@@ -34,8 +36,9 @@ class TensorList {
   void add_reals(const std::string& name, const RealColumn& column, const std::vector<int64_t>& shape) {
     if (const auto* floats = std::get_if<Column<float>>(&column.values()))
       return add(name, floats->span(), shape);
+    const auto* doubles = std::get_if<Column<double>>(&column.values());
     const int64_t size = column.size();
-    bool all_float = true;
+    bool all_float = doubles == nullptr || !are_mapped_;
     for (int64_t i = 0; i < size && all_float; ++i) {
       // Converting a double out of the range of float is undefined behaviour.
       all_float = std::abs(column[i]) <= std::numeric_limits<float>::max() &&
@@ -44,7 +47,7 @@ class TensorList {
     if (all_float) {
       add(name, made<float>(size, [&](int64_t i) { return static_cast<float>(column[i]); }), shape);
     } else {
-      add(name, made<double>(size, [&](int64_t i) { return column[i]; }), shape);
+      add(name, doubles->span(), shape);
     }
   }
 
@@ -88,15 +91,17 @@ class TensorList {
     return *values;
   }
 
+  bool are_mapped_;  // doubles stay doubles, because a copy may be larger than memory
   std::vector<TensorView> tensors_;
   std::vector<std::shared_ptr<const void>> owned_;
 };
 
 }  // namespace
 
-void write_packed(const std::filesystem::path& path, const Trajectories& trajectories) {
+void write_packed(const std::filesystem::path& path, const Trajectories& trajectories,
+                  const std::map<std::string, std::string>& metadata) {
   const Trajectories& t = trajectories;
-  TensorList tensors;
+  TensorList tensors(static_cast<bool>(t.release));
   const std::vector<int64_t> no_rows{0};
   tensors.add("offsets", t.offsets.empty() ? std::span(no_rows) : t.offsets.span());
   tensors.add("input_ids", t.input_ids.span());
@@ -126,7 +131,7 @@ void write_packed(const std::filesystem::path& path, const Trajectories& traject
     tensors.add("ref_topk_ids", t.ref_topk_ids.span(), {t.num_tokens(), t.ref_topk});
     tensors.add_reals("ref_topk_logprobs", t.ref_topk_logprobs, {t.num_tokens(), t.ref_topk});
   }
-  write_safetensors(path, tensors.sorted());
+  write_safetensors(path, tensors.sorted(), metadata, t.release);
 }
 
 }  // namespace espalier

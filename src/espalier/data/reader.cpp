@@ -12,7 +12,6 @@
 
 #include "espalier/base/check.h"
 #include "espalier/base/hub_name.h"
-#include "espalier/data/concatenate.h"
 #include "espalier/data/packed.h"
 
 namespace espalier {
@@ -58,22 +57,21 @@ std::vector<fs::path> matches(const std::string& pattern) {
   return paths;
 }
 
-}  // namespace
-
-Trajectories read_trajectories(const fs::path& path, const ReadOptions& options, ReadReport* report) {
-  if (path.extension() == ".safetensors") return read_packed(path, options, report);
-  return read_jsonl(path, options, report);
+bool is_packed(const fs::path& path) {
+  return path.extension() == ".safetensors";
 }
 
-Trajectories read_trajectories(std::span<const fs::path> paths, const ReadOptions& options,
-                               ReadReport* report) {
-  ESPALIER_CHECK(!paths.empty(), "expected at least one file of trajectories, received none");
-  if (paths.size() == 1) return read_trajectories(paths.front(), options, report);
+}  // namespace
+
+Trajectories read_files(std::span<const fs::path> paths, const ReadOptions& options, ReadReport* report) {
+  if (paths.size() == 1)
+    return is_packed(paths[0]) ? read_packed(paths[0], options, report)
+                               : read_jsonl(paths[0], options, report);
   ReadReport total;
   const std::vector<double> sizes = sizes_of(paths);
   double all_bytes = 0, bytes_before = 0;
   for (const double size : sizes) all_bytes += size;
-  Concatenation rows;
+  TrajectoriesBuilder rows(options.store);
   for (size_t i = 0; i < paths.size(); ++i) {
     ReadOptions part_options = options;
     if (options.max_rows > 0) part_options.max_rows = options.max_rows - total.rows_read;
@@ -83,13 +81,22 @@ Trajectories read_trajectories(std::span<const fs::path> paths, const ReadOption
       };
     }
     ReadReport part;
-    rows.append(read_trajectories(paths[i], part_options, &part), paths[i].string());
+    if (is_packed(paths[i])) {
+      rows.append(read_packed(paths[i], part_options, &part), paths[i].string());
+    } else {
+      rows.begin_source(paths[i].string());
+      append_jsonl(paths[i], part_options, &part, &rows);
+    }
     add(part, &total);
     bytes_before += sizes[i];
     if (options.max_rows > 0 && total.rows_read >= options.max_rows) break;
   }
   if (report != nullptr) *report = std::move(total);
   return rows.finish();
+}
+
+Trajectories read_trajectories(const fs::path& path, const ReadOptions& options, ReadReport* report) {
+  return read_trajectories(std::span(&path, 1), options, report);
 }
 
 std::vector<fs::path> expand_file_patterns(std::span<const std::string> patterns) {

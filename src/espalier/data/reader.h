@@ -13,6 +13,7 @@
 #include <string_view>
 #include <vector>
 
+#include "espalier/data/builder.h"
 #include "espalier/data/fields.h"
 #include "espalier/data/trajectories.h"
 
@@ -26,11 +27,14 @@ inline constexpr int64_t kDefaultLineBytes = int64_t{1} << 28;
 inline constexpr uint64_t kMostLineBytes = (uint64_t{1} << 32) - 4096;
 
 struct ReadOptions {
-  int64_t vocab_size = 0;                         // ids must be in [0, vocab_size); 0: in [0, 2^31)
-  bool skip_bad_rows = false;                     // count and report instead of throwing
-  int64_t max_rows = 0;                           // stop after this many good rows; 0: all
-  int64_t max_line_bytes = kDefaultLineBytes;     // JSONL: a longer row is bad
-  std::function<void(double fraction)> progress;  // called with the fraction of the file read; may be empty
+  int64_t vocab_size = 0;                          // ids must be in [0, vocab_size); 0: in [0, 2^31)
+  bool skip_bad_rows = false;                      // count and report instead of throwing
+  int64_t max_rows = 0;                            // stop after this many good rows; 0: all
+  int64_t max_line_bytes = kDefaultLineBytes;      // JSONL: a longer row is bad
+  std::function<void(double fraction)> progress;   // called with the fraction of the file read; may be empty
+  RowStore store{};                                // with memory > 0: see read_trajectories
+  std::filesystem::path row_cache{};               // folder of the index; empty: that of the first file
+  std::function<void(const std::string&)> note{};  // called with what users should know; may be empty
 };
 
 /// A field that is not part of the format.
@@ -81,10 +85,18 @@ Trajectories read_trajectories(const std::filesystem::path& path, const ReadOpti
                                ReadReport* report = nullptr);
 
 /// Reads the rows of several files (at least one), one file after the other. max_rows and the report count
-/// the rows of all files, and files after max_rows rows are not read. A single packed file stays mapped;
-/// several are copied into memory.
+/// the rows of all files, and files after max_rows rows are not read. A single packed file stays mapped.
+///
+/// If the rows take more than store.memory bytes, they go through an index: a packed file
+/// `.NAME.espalier-index.safetensors` of all rows, which is then mapped. Later calls with the same options
+/// map it at once, as long as no file has changed. Processes that need the same index wait for the one that
+/// writes it. Rows stay in memory if a file is a pipe, or if the index cannot be written, which is noted.
 Trajectories read_trajectories(std::span<const std::filesystem::path> paths, const ReadOptions& options = {},
                                ReadReport* report = nullptr);
+
+/// read_trajectories without an index.
+Trajectories read_files(std::span<const std::filesystem::path> paths, const ReadOptions& options,
+                        ReadReport* report);
 
 /// Expands file names and patterns in the given order. The matches of one pattern are sorted bytewise. A
 /// pattern contains `*`, `?` or `[...]` as in a shell; the name of an existing file is never a pattern. `-`
@@ -100,5 +112,9 @@ std::optional<std::vector<std::string>> next_files(const std::filesystem::path& 
 /// Like read_trajectories, for a file that holds JSONL (plain, gzip or zstd), whatever its name. A field that
 /// is null counts as absent. Fields that are not part of the format are ignored.
 Trajectories read_jsonl(const std::filesystem::path& path, const ReadOptions& options, ReadReport* report);
+
+/// Appends the rows of such a file.
+void append_jsonl(const std::filesystem::path& path, const ReadOptions& options, ReadReport* report,
+                  TrajectoriesBuilder* builder);
 
 }  // namespace espalier

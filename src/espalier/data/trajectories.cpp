@@ -52,37 +52,33 @@ Column<int64_t> slice_offsets(const Column<int64_t>& offsets, int64_t begin, int
   return result;
 }
 
-// Values are hashed as doubles, so that a byte mask equals weights of 0 and 1.
-void add_reals(const RealColumn& column, Hasher* hasher) {
-  std::array<double, 4096> block{};
-  for (int64_t begin = 0; begin < column.size(); begin += block.size()) {
-    const auto count = std::min<int64_t>(block.size(), column.size() - begin);
-    // Adding 0 turns -0 into 0, which compares equal.
-    for (int64_t i = 0; i < count; ++i) block[i] = column[begin + i] + 0.0;
-    hasher->add_values(std::span<const double>(block).first(count));
+/// Hashes columns of one set, of which it releases mapped pages.
+struct ColumnHasher : Hasher {
+  explicit ColumnHasher(const std::function<void()>& release) : release(release) {}
+
+  template <typename T>
+  void add_column(const Column<T>& column) {
+    constexpr size_t kValues = size_t{1} << 24;
+    for (auto rest = column.span(); !rest.empty(); rest = rest.subspan(std::min(kValues, rest.size()))) {
+      add_values(rest.first(std::min(kValues, rest.size())));
+      if (release) release();
+    }
   }
-}
 
-void add_column(const RealColumn& column, Hasher* hasher) {
-  add_reals(column, hasher);
-}
+  // Values are hashed as doubles, so that a byte mask equals weights of 0 and 1.
+  void add_column(const RealColumn& column) {
+    std::array<double, 4096> block{};
+    for (int64_t begin = 0; begin < column.size(); begin += block.size()) {
+      const auto count = std::min<int64_t>(block.size(), column.size() - begin);
+      // Adding 0 turns -0 into 0, which compares equal.
+      for (int64_t i = 0; i < count; ++i) block[i] = column[begin + i] + 0.0;
+      add_values(std::span<const double>(block).first(count));
+      if (release && begin % (int64_t{1} << 22) == 0) release();
+    }
+  }
 
-void add_column(const Column<uint8_t>& column, Hasher* hasher) {
-  hasher->add_values(column.span());
-}
-
-// The hash includes which rows have the column.
-template <typename Values>
-void add_optional(const char* name, const Optional<Values>& column, int64_t rows,
-                  std::map<std::string, std::string>* hashes) {
-  if (!column.any()) return;
-  Hasher hasher;
-  std::vector<uint8_t> present(rows);
-  for (int64_t row = 0; row < rows; ++row) present[row] = column.has(row);
-  hasher.add_values(std::span<const uint8_t>(present));
-  add_column(column.values, &hasher);
-  (*hashes)[name] = hasher.digits();
-}
+  const std::function<void()>& release;
+};
 
 void add_strings(const char* name, const std::vector<std::string>& column,
                  std::map<std::string, std::string>* hashes) {
@@ -165,43 +161,36 @@ Trajectories slice_rows(const Trajectories& t, int64_t begin, int64_t end) {
   return result;
 }
 
-std::map<std::string, std::string> content_hashes(const Trajectories& trajectories) {
+std::map<std::string, std::string> content_hashes(const Trajectories& t) {
   std::map<std::string, std::string> hashes;
-  const int64_t rows = trajectories.num_rows();
-  Hasher ids;
-  ids.add_values(trajectories.offsets.span());
-  ids.add_values(trajectories.input_ids.span());
-  hashes["input_ids"] = ids.digits();
-  Hasher weights;
-  add_reals(trajectories.loss_weights, &weights);
-  hashes["loss_weights"] = weights.digits();
-  add_optional("logprobs", trajectories.logprobs, rows, &hashes);
-  add_optional("ref_logprobs", trajectories.ref_logprobs, rows, &hashes);
-  add_optional("advantages", trajectories.advantages, rows, &hashes);
-  add_optional("reward", trajectories.reward, rows, &hashes);
-  add_optional("chosen", trajectories.chosen, rows, &hashes);
-  add_strings("group_id", trajectories.group_id, &hashes);
-  add_strings("pair_id", trajectories.pair_id, &hashes);
-  if (!trajectories.turn_reward_offsets.empty()) {
-    Hasher rewards;
-    rewards.add_values(trajectories.turn_reward_offsets.span());
-    add_reals(trajectories.turn_rewards, &rewards);
-    hashes["turn_rewards"] = rewards.digits();
+  const auto add = [&](const char* name, const auto&... columns) {
+    ColumnHasher hasher(t.release);
+    (hasher.add_column(columns), ...);
+    hashes[name] = hasher.digits();
+  };
+  // The hash includes which rows have the column.
+  const auto add_optional = [&](const char* name, const auto& column) {
+    if (!column.any()) return;
+    std::vector<uint8_t> present(t.num_rows());
+    for (int64_t row = 0; row < t.num_rows(); ++row) present[row] = column.has(row);
+    add(name, Column<uint8_t>(std::move(present)), column.values);
+  };
+  const auto number = [](int64_t value) { return Column<int64_t>(std::vector<int64_t>{value}); };
+  add("input_ids", t.offsets, t.input_ids);
+  add("loss_weights", t.loss_weights);
+  add_optional("logprobs", t.logprobs);
+  add_optional("ref_logprobs", t.ref_logprobs);
+  add_optional("advantages", t.advantages);
+  add_optional("reward", t.reward);
+  add_optional("chosen", t.chosen);
+  add_strings("group_id", t.group_id, &hashes);
+  add_strings("pair_id", t.pair_id, &hashes);
+  if (!t.turn_reward_offsets.empty()) add("turn_rewards", t.turn_reward_offsets, t.turn_rewards);
+  if (t.ref_topk > 0) {
+    add("ref_topk_ids", number(t.ref_topk), t.ref_topk_ids);
+    add("ref_topk_logprobs", t.ref_topk_logprobs);
   }
-  if (trajectories.ref_topk > 0) {
-    Hasher ids, logprobs;
-    ids.add_values(std::span(&trajectories.ref_topk, 1));
-    ids.add_values(trajectories.ref_topk_ids.span());
-    hashes["ref_topk_ids"] = ids.digits();
-    add_reals(trajectories.ref_topk_logprobs, &logprobs);
-    hashes["ref_topk_logprobs"] = logprobs.digits();
-  }
-  if (trajectories.routes_per_token > 0) {
-    Hasher routes;
-    routes.add_values(std::span(&trajectories.routes_per_token, 1));
-    routes.add_values(trajectories.routed_experts.span());
-    hashes["routed_experts"] = routes.digits();
-  }
+  if (t.routes_per_token > 0) add("routed_experts", number(t.routes_per_token), t.routed_experts);
   return hashes;
 }
 

@@ -14,7 +14,7 @@
 
 #include "espalier/base/file.h"
 #include "espalier/config/lora.h"
-#include "espalier/data/concatenate.h"
+#include "espalier/data/builder.h"
 #include "espalier/engine/share.h"
 #include "espalier/model/weights/tensor_bytes.h"
 #include "espalier/runtime/tensor_memory.h"
@@ -258,7 +258,7 @@ TEST(Ranks, MixesAreThoseOfOneProcess) {
   for (int i = 0; i < 12; ++i) {
     Rng rng(test_seed(i), 0xD158);
     Case given{.family = Family::kQwen3, .plan = {}};
-    Concatenation together;
+    TrajectoriesBuilder together;
     for (const ObjectiveKind kind : {ObjectiveKind::kSft, ObjectiveKind::kGrpo}) {
       MixSource source{.name = std::string(to_string(kind)), .weight = 0.5 + rng.uniform()};
       source.objective = default_options(kind);

@@ -36,12 +36,16 @@ struct DataFlags {
   bool skip_bad_rows = false;
   int64_t limit = 0;
   int64_t max_row_bytes = kDefaultLineBytes;
+  std::string row_cache;  // a folder; "": that of the files; "off": rows stay in memory
 
   void add(OptionList* list, bool required = true);
 
   /// Reads the files one after another, with a progress bar. Then prints on standard error which rows were
   /// skipped and a summary (data_summary).
   Trajectories read(const DataUse& use) const;
+
+  /// Where rows of several sets go that are put together, temporarily: beside the index.
+  RowStore store() const;
 
   /// The files that the names and patterns match.
   std::vector<std::filesystem::path> files() const;

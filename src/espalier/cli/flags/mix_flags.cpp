@@ -6,7 +6,7 @@
 #include "espalier/base/check.h"
 #include "espalier/cli/commands/commands.h"
 #include "espalier/cli/flags/toml_config.h"
-#include "espalier/data/concatenate.h"
+#include "espalier/data/builder.h"
 
 namespace espalier::cli {
 namespace {
@@ -128,8 +128,9 @@ void MixFlags::check(const OptionList& list, const DataFlags& data) const {
 
 MixedData MixFlags::read(const std::string& model, const DataFlags& shared) const {
   MixedData mixed;
-  Concatenation all;
-  for (const SourceTable& table : read_mix_file(file)) {
+  const std::vector<SourceTable> tables = read_mix_file(file);
+  TrajectoriesBuilder all(data_flags_of(tables.front(), shared).store());
+  for (const SourceTable& table : tables) {
     const DataFlags data = data_flags_of(table, shared);
     MixSource source = table.source;
     try {
