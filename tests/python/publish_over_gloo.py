@@ -34,6 +34,9 @@ class Rank:
     def broadcast(self, buffer):
         options = dist.BroadcastOptions()
         options.rootRank = 0
+        size = torch.tensor([buffer.numel()])
+        self.group.broadcast([size], options).wait()
+        assert size.item() == buffer.numel()  # NCCL would wait, or write elsewhere
         self.group.broadcast([buffer], options).wait()
 
     def abort(self):
