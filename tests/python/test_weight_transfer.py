@@ -229,8 +229,8 @@ def test_every_worker_has_the_weights_to_the_bit(server, weights, folder, monkey
 
 
 def test_memory_is_a_buffer_and_the_largest_tensor(server, folder, monkeypatch):
-    """Each chunk is released before the next one is read."""
-    limit, sizes, alive = 64, [], []
+    """Chunks are released as they are sent; Gloo may hold the last one for a moment longer."""
+    limit, sizes, alive = 1, [], []
 
     class Counting(publish_over_gloo.Rank):
         def broadcast(self, buffer):
@@ -240,7 +240,7 @@ def test_memory_is_a_buffer_and_the_largest_tensor(server, folder, monkeypatch):
     packed = weight_transfer._packed
 
     def counted(chunk, device):
-        assert all(part() is None for part in alive)
+        assert sum(part() is not None for part in alive) <= 1
         buffer = packed(chunk, device)
         alive.append(weakref.ref(buffer))
         return buffer
@@ -248,7 +248,7 @@ def test_memory_is_a_buffer_and_the_largest_tensor(server, folder, monkeypatch):
     monkeypatch.setattr(weight_transfer, "BUFFER_BYTES", limit)
     monkeypatch.setattr(weight_transfer, "_packed", counted)
     send(server, folder, Counting())
-    assert len(sizes) > 2 and max(sizes) <= limit + 160 and sum(sizes) == 310
+    assert len(sizes) == 7 and max(sizes) <= limit + 160 and sum(sizes) == 310
 
 
 def test_a_run_publishes_to_a_server(espalier, flags, server, tmp_path):
