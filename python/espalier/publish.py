@@ -1,82 +1,70 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tells a vLLM server to load published weights, for `espalier train --publish DIR --publish-command`.
 
-    python -m espalier.publish URL DIR/step_N
+    python -m espalier.publish [--weight-transfer nccl] URL DIR/step_N
 
 The server reads the folder under the same path. An adapter is loaded as DIR-step_N (the last part of DIR), a new name for every
 version, since vLLM keys its prefix cache by the name; versions whose folders are gone are unloaded. Full weights replace those of
-the server while its requests rest. VLLM_API_KEY is sent if it is set. Ends with status 1 and a line where the server does not
-take the weights.
+the server while its requests rest. With --weight-transfer nccl they are sent to it over NCCL. VLLM_API_KEY is sent if it is set.
+Ends with status 1 and a line where the server does not take the weights.
 """
 
-import http.client
+import argparse
 import json
 import os
 import re
+import signal
 import sys
-import urllib.error
-import urllib.request
 from pathlib import Path
-from typing import Any
 
-_ALIVE_SECONDS = 10
-_LOAD_SECONDS = 600
+from .vllm_server import FAILURES, Server
 
 
-def publish(url: str, folder: Path) -> None:
-    """Raises OSError, http.client.HTTPException or ValueError where the server does not take the weights."""
-    _request(url, "/health", seconds=_ALIVE_SECONDS)
+def publish(server: Server, folder: Path, over_nccl: bool = False) -> None:
+    """Raises one of FAILURES where the server does not take the weights."""
+    if over_nccl:
+        from . import weight_transfer
+
+        weight_transfer.send(server, folder)
+        return
+    server.get("/health")
     if (folder / "adapter_config.json").is_file():
-        _load_adapter(url, folder)
+        _load_adapter(server, folder)
     else:
-        _reload_weights(url, folder)
+        _reload_weights(server, folder)
 
 
-def _load_adapter(url: str, folder: Path) -> None:
+def _load_adapter(server: Server, folder: Path) -> None:
     prefix = f"{folder.parent.name}-"
-    models = json.loads(_request(url, "/v1/models"))["data"]
+    models = json.loads(server.get("/v1/models"))["data"]
     there = [model["id"] for model in models]
     if prefix + folder.name in there:  # a run that was resumed publishes a step again
-        _request(url, "/v1/unload_lora_adapter", {"lora_name": prefix + folder.name})
-    _request(url, "/v1/load_lora_adapter", {"lora_name": prefix + folder.name, "lora_path": str(folder)})
+        server.post("/v1/unload_lora_adapter", {"lora_name": prefix + folder.name})
+    server.post("/v1/load_lora_adapter", {"lora_name": prefix + folder.name, "lora_path": str(folder)})
     for name in there:
         if re.fullmatch(rf"{re.escape(prefix)}step_\d+", name) and not (folder.parent / name[len(prefix) :]).exists():
-            _request(url, "/v1/unload_lora_adapter", {"lora_name": name})
+            server.post("/v1/unload_lora_adapter", {"lora_name": name})
 
 
-def _reload_weights(url: str, folder: Path) -> None:
-    _request(url, "/pause?mode=keep", {})
-    try:
-        _request(url, "/collective_rpc", {"method": "reload_weights", "kwargs": {"weights_path": str(folder)}})
-        _request(url, "/reset_prefix_cache", {})
-    finally:
-        _request(url, "/resume", {})
-
-
-def _request(url: str, path: str, body: dict[str, Any] | None = None, seconds: int = _LOAD_SECONDS) -> bytes:
-    """A GET without `body`, else a POST."""
-    headers = {"Content-Type": "application/json"}
-    if key := os.environ.get("VLLM_API_KEY"):
-        headers["Authorization"] = f"Bearer {key}"
-    data = None if body is None else json.dumps(body).encode()
-    request = urllib.request.Request(url.rstrip("/") + path, data, headers)
-    try:
-        with urllib.request.urlopen(request, timeout=seconds) as answer:
-            content: bytes = answer.read()
-            return content
-    except urllib.error.HTTPError as error:
-        said = " ".join(error.read(2000).decode(errors="replace").split())
-        raise OSError(f"{path.partition('?')[0]}: {error.code} {error.reason}: {said[:300]}") from None
+def _reload_weights(server: Server, folder: Path) -> None:
+    with server.paused():
+        server.post("/collective_rpc", {"method": "reload_weights", "kwargs": {"weights_path": str(folder)}})
+        server.post("/reset_prefix_cache")
 
 
 def main(arguments: list[str]) -> None:
-    if len(arguments) != 2:
-        sys.exit("expected a URL and a folder: python -m espalier.publish URL DIR/step_N")
-    url, folder = arguments
+    parser = argparse.ArgumentParser(prog="python -m espalier.publish", description="Has a vLLM server load published weights.")
+    parser.add_argument("--weight-transfer", choices=["nccl"], help="send full weights over NCCL, to a server that was started "
+                        "with --weight-transfer-config '{\"backend\": \"nccl\"}'")  # fmt: skip
+    parser.add_argument("url", metavar="URL")
+    parser.add_argument("folder", metavar="DIR/step_N", type=Path)
+    given = parser.parse_args(arguments)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that the server is told to go on
     try:
-        publish(url, Path(folder).resolve())
-    except (OSError, http.client.HTTPException, ValueError, KeyError, TypeError) as error:
-        sys.exit(f"{url}: {error}")
+        publish(Server(given.url), given.folder.resolve(), given.weight_transfer == "nccl")
+    except (*FAILURES, KeyboardInterrupt) as error:
+        print(f"{given.url}: {str(error) or 'interrupted'}", file=sys.stderr, flush=True)
+        os._exit(1)  # a thread may wait in NCCL, for a server that does not come
 
 
 if __name__ == "__main__":

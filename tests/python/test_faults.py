@@ -117,9 +117,10 @@ def leftovers(run):
 # ---- Kills ---------------------------------------------------------------------------------------------------------
 
 
-def test_killed_at_any_moment_a_run_loses_nothing(espalier, start, flags, tmp_path, long_tests):
+@pytest.mark.parametrize("more, wanted", [([], 4), (["--save-in-background"], 3)])
+def test_killed_at_any_moment_a_run_loses_nothing(espalier, start, flags, tmp_path, more, wanted, long_tests):
     """SIGKILL at random moments, half of them while a checkpoint is being written; then the bits of an undisturbed run."""
-    wanted, steps = (300, 600) if long_tests else (4, 24)
+    wanted, steps = (300, 600) if long_tests else (wanted, 24)
     generator = random.Random(seed_of(11))
     command = ["train", *flags, "--steps", steps]
     espalier(*command, "--out", tmp_path / "whole")
@@ -127,7 +128,7 @@ def test_killed_at_any_moment_a_run_loses_nothing(espalier, start, flags, tmp_pa
     kills = in_save = 0
     while kills < wanted:
         before = len(saved_steps(run))
-        process = start(*command, "--out", run, *(["--resume"] if before else []))
+        process = start(*command, *more, "--out", run, *(["--resume"] if before else []))
         if generator.random() < 0.5:
             wait_until(lambda: len(saved_steps(run)) > before and any(run.glob("checkpoints/.step_*")), process)
         else:
@@ -141,7 +142,7 @@ def test_killed_at_any_moment_a_run_loses_nothing(espalier, start, flags, tmp_pa
         in_save += bool(leftovers(run))
     print(f"{kills} kills, {in_save} with a checkpoint half-written, {len(saved_steps(run))} steps saved by then")
     assert kills >= 2
-    espalier(*command, "--out", run, "--resume")
+    espalier(*command, *more, "--out", run, "--resume")
     assert saved_steps(run) == list(range(1, steps + 1))
     for step in range(1, steps + 1):
         same_checkpoint(checkpoint(tmp_path / "whole", step), checkpoint(run, step))

@@ -149,7 +149,7 @@ class Server(http.server.ThreadingHTTPServer):
 
     def __init__(self):
         super().__init__(("127.0.0.1", 0), Answers)
-        self.requests, self.adapters, self.weights, self.paused, self.fails = [], {}, None, False, {}
+        self.requests, self.adapters, self.weights, self.paused, self.fails, self.key = [], {}, None, False, {}, None
         self.url = f"http://127.0.0.1:{self.server_address[1]}"
         threading.Thread(target=self.serve_forever, daemon=True).start()
 
@@ -166,6 +166,7 @@ class Answers(http.server.BaseHTTPRequestHandler):
         self.wfile.write(content)
 
     def do_GET(self):
+        assert self.headers["Authorization"] == (self.server.key and f"Bearer {self.server.key}")
         self.server.requests.append(self.path)
         models = [{"id": "base"}, *({"id": name} for name in self.server.adapters)]
         known = {"/health": {}, "/v1/models": {"object": "list", "data": models}}
@@ -174,6 +175,7 @@ class Answers(http.server.BaseHTTPRequestHandler):
     def do_POST(self):
         server, body = self.server, json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         assert self.headers["Content-Type"] == "application/json"
+        assert self.headers["Authorization"] == (server.key and f"Bearer {server.key}")
         server.requests.append((self.path, body))
         if self.path in server.fails:
             return self.answer(*server.fails[self.path])
@@ -210,7 +212,9 @@ def publishing(server, folder, *more):
     return ["--publish", folder, "--publish-command", f"{sys.executable} -m espalier.publish {server.url}", *more]
 
 
-def test_a_vllm_server_loads_the_weights(espalier, flags, server, tmp_path):
+def test_a_vllm_server_loads_the_weights(espalier, flags, server, tmp_path, monkeypatch):
+    monkeypatch.setenv("VLLM_API_KEY", "a key")
+    server.key = "a key"
     espalier("train", *flags, "--out", tmp_path / "run", "--steps", 3, *publishing(server, tmp_path / "out", "--publish-every", 2))
     assert server.weights == (checkpoint(tmp_path / "run", 3) / "model.safetensors").read_bytes()
     assert not server.paused
@@ -249,3 +253,17 @@ def test_a_server_that_fails_is_one_warning_and_ends_no_run(espalier, flags, ser
     said = espalier(*words, "--out", tmp_path / "two", *publishing(server, tmp_path / "out")).stderr
     assert said.count(warning) == 2 and said.count("Connection refused") == 2, said
     assert saved_steps(tmp_path / "two") == [1, 2]
+
+
+def test_the_first_failure_is_named_and_a_folder_in_full(server, tmp_path):
+    """From a folder of its own, and where the server cannot go on either."""
+    (tmp_path / "out/step_1").mkdir(parents=True)
+    (tmp_path / "out/step_1/model.safetensors").write_bytes(b"weights")
+    run = lambda: subprocess.run([sys.executable, "-m", "espalier.publish", server.url, "out/step_1"], cwd=tmp_path, capture_output=True,
+                                 text=True)  # fmt: skip
+    assert run().returncode == 0 and server.weights == b"weights"
+    assert server.requests[2][1]["kwargs"] == {"weights_path": str(tmp_path / "out/step_1")}
+    server.fails = {"/collective_rpc": (500, {"detail": "no room"}), "/resume": (503, {"detail": "gone"})}
+    failed = run()
+    assert failed.returncode == 1 and failed.stderr == (
+        f'{server.url}: /collective_rpc: 500 Internal Server Error: {{"detail": "no room"}}\n')

@@ -29,10 +29,10 @@ class Follow : public TrainerTest {
     return run;
   }
 
-  // Three rows with the tokens of this seed.
-  void come(const std::string& name, int32_t seed) {
+  // Rows of five tokens, with those of this seed.
+  void come(const std::string& name, int32_t seed, int32_t count = 3) {
     std::vector<std::vector<int32_t>> rows;
-    for (int32_t row = 0; row < 3; ++row)
+    for (int32_t row = 0; row < count; ++row)
       rows.push_back({1, (seed + row) % 19, (seed * 3 + row) % 19, 2, (seed * 7) % 19});
     rows_[name] = from_rows(rows);
     write_text(folder_ / "rows" / name, "");  // the rows are read below
@@ -87,6 +87,23 @@ TEST_F(Follow, AFileMayHaveSeveralStepsAndAStepSeveralFiles) {
   ASSERT_TRUE(train({}, run, events()));
   EXPECT_EQ(taken_, (Names{{"a.jsonl", "b.jsonl"}, {"c.jsonl"}}));  // what is left at the end are fewer
   EXPECT_EQ(newest(run.out), "step_4");
+}
+
+TEST_F(Follow, EachFileBeginsWithItsFirstRowAndHasItsEpochs) {
+  TrainOptions run = run_of("run");
+  run.batch_size = 2;
+  run.epochs = 3;
+  come("a.jsonl", 3, /*count=*/2);
+  come("b.jsonl", 4);
+  stop();
+  std::vector<int64_t> tokens;
+  TrainEvents events = this->events();
+  events.step = [&](int64_t, const nlohmann::ordered_json& metrics) {
+    tokens.push_back(metrics["flat_tokens"]);
+  };
+  ASSERT_TRUE(train({}, run, events));
+  EXPECT_EQ(tokens, (std::vector<int64_t>{10, 10, 10, 10, 5, 10, 5, 10, 5}));
+  EXPECT_EQ(taken_, (Names{{"a.jsonl"}, {"b.jsonl"}}));
 }
 
 TEST_F(Follow, AResumedRunGoesOnWithTheNextRow) {

@@ -1,0 +1,457 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Weights that go to a vLLM server over NCCL. Gloo stands for NCCL, and for vLLM a server that takes requests and bytes as vLLM
+0.33.0 does."""
+
+import base64
+import concurrent.futures
+import http.server
+import json
+import math
+import signal
+import subprocess
+import sys
+import threading
+import time
+import weakref
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+import publish_over_gloo
+from conftest import REPOSITORY
+from espalier import weight_transfer
+from espalier.vllm_server import Server
+from test_faults import checkpoint, data, flags, last_of_each  # noqa: F401
+
+
+@pytest.fixture(scope="module")
+def espalier(espalier):
+    return lambda *arguments, **options: espalier(*last_of_each(arguments), **options)
+
+
+# ---- The server ----------------------------------------------------------------------------------------------------
+
+
+class Worker:
+    """A rank of the server: what vLLM's GPU worker and its engine `nccl` keep of an update, and when they refuse one."""
+
+    def __init__(self, rank):
+        self.rank, self.group, self.active, self.weights, self.loaded = rank, None, False, {}, []
+
+    def init_weight_transfer_engine(self, rank_offset, world_size, nccl_unique_id_b64, packed=False, packed_buffer_size_bytes=2**30,
+                                    packed_num_buffers=2):  # fmt: skip
+        identifier = base64.b64decode(nccl_unique_id_b64, validate=True)
+        if len(identifier) != 128:
+            raise ValueError(f"nccl_unique_id_b64 must decode to 128 bytes, got {len(identifier)} bytes")
+        assert packed and packed_num_buffers == 2
+        self.limit = packed_buffer_size_bytes
+        self.group = publish_over_gloo.Rank(identifier)
+        self.group.join(world_size, rank_offset + self.rank)
+
+    def shutdown_weight_transfer_engine(self):
+        if self.active:
+            raise RuntimeError("Cannot release a trainer connection during a weight update")
+        self.group = None
+
+    def start_weight_update(self):
+        if self.active:
+            raise RuntimeError("start_weight_update called while a weight update is already active. Call finish_weight_update first.")
+        self.active, self.loaded = True, []
+
+    def update_weights(self, names, dtype_names, shapes):
+        if not self.active:
+            raise RuntimeError("start_weight_update must be called before update_weights.")
+        try:
+            if self.group is None:
+                raise RuntimeError("NCCL weight transfer not initialized. Call init_transfer_engine() first.")
+            if not len(names) == len(dtype_names) == len(shapes):
+                raise ValueError("`dtype_names` and `shapes` should be of the same size as `names`")
+            chunk, size = [], 0
+            for name, dtype_name, shape in zip(names, dtype_names, shapes, strict=True):
+                dtype = getattr(torch, dtype_name)
+                chunk.append((name, dtype, shape, math.prod(shape) * dtype.itemsize))
+                size += chunk[-1][3]
+                if size > self.limit:
+                    self.receive(chunk)
+                    chunk, size = [], 0
+            if chunk:
+                self.receive(chunk)
+        except BaseException:
+            self.active = False
+            raise
+
+    def receive(self, chunk):
+        packed = torch.empty(sum(size for *_, size in chunk), dtype=torch.uint8)
+        self.group.broadcast(packed)
+        parts = packed.split([size for *_, size in chunk])
+        self.loaded.append({name: part.view(dtype).view(shape).clone()
+                            for (name, dtype, shape, _), part in zip(chunk, parts, strict=True)})  # fmt: skip
+
+    def finish_weight_update(self, weight_version=None):
+        if not self.active:
+            raise RuntimeError("finish_weight_update called without a matching start_weight_update.")
+        self.active = False
+        self.weights = {name: tensor for chunk in self.loaded for name, tensor in chunk.items()}
+        self.version = weight_version
+
+
+class VllmServer(http.server.ThreadingHTTPServer):
+    """`workers` ranks behind one port. `fails`: paths that answer otherwise, or never; `before` is called with each path."""
+
+    def __init__(self, workers=2):
+        super().__init__(("127.0.0.1", 0), Answers)
+        self.workers = [Worker(rank) for rank in range(workers)]
+        self.requests, self.paused, self.fails, self.before = [], False, {}, lambda path: None
+        self.url = f"http://127.0.0.1:{self.server_address[1]}"
+        threading.Thread(target=self.serve_forever, daemon=True).start()
+
+    def handle_error(self, *_):
+        pass  # the client has gone
+
+    def on_all(self, method, arguments):
+        """Waits for one worker after the other, and for none after one that failed, as vLLM's collective_rpc does."""
+        pool = concurrent.futures.ThreadPoolExecutor(len(self.workers))
+        try:
+            for outcome in [pool.submit(getattr(worker, method), **arguments) for worker in self.workers]:
+                outcome.result()
+        finally:
+            pool.shutdown(wait=False)
+
+
+PAYLOADS = {"init_weight_transfer_engine": "init_info", "update_weights": "update_info"}
+
+
+class Answers(http.server.BaseHTTPRequestHandler):
+    def log_message(self, *_):
+        pass
+
+    def answer(self, status, body):
+        content = json.dumps(body).encode()
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content)
+
+    def do_GET(self):
+        self.server.requests.append(self.path)
+        if self.path != "/get_world_size":
+            return self.answer(404, {"detail": "Not Found"})
+        self.answer(200, {"world_size": len(self.server.workers)})
+
+    def do_POST(self):
+        server, body = self.server, json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        server.requests.append(self.path)
+        server.before(self.path)
+        if self.path in server.fails:
+            return self.answer(*server.fails[self.path])
+        method = self.path[1:]
+        try:
+            if self.path == "/pause?mode=keep":
+                server.paused = True
+            elif self.path == "/resume":
+                server.paused = False
+            elif self.path == "/reset_prefix_cache":
+                assert server.paused
+            elif method in PAYLOADS:
+                assert server.paused and set(body) == {PAYLOADS[method]}
+                server.on_all(method, body[PAYLOADS[method]])
+            elif method in ("shutdown_weight_transfer_engine", "start_weight_update", "finish_weight_update"):
+                assert server.paused
+                server.on_all(method, body)
+            else:
+                return self.answer(404, {"detail": "Not Found"})
+        except Exception as error:
+            return self.answer(500, {"error": {"message": f"{type(error).__name__}: {error}"}})
+        self.answer(200, {})
+
+
+@pytest.fixture
+def server():
+    server = VllmServer()
+    yield server
+    server.shutdown()
+    server.server_close()
+
+
+@pytest.fixture(scope="module")
+def weights():
+    generator = torch.Generator().manual_seed(3)
+    random = lambda dtype, *shape: torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype)
+    return {"a.weight": random(torch.bfloat16, 7, 3), "b.weight": random(torch.float32, 5), "c.scale": random(torch.float64),
+            "d.weight": random(torch.float16, 2, 3, 5), "e.bias": random(torch.bfloat16, 1), "f.weight": random(torch.float32, 40),
+            "g.none": random(torch.float32, 0, 4), "h.weight": random(torch.bfloat16, 9)}  # fmt: skip
+
+
+@pytest.fixture
+def folder(weights, tmp_path):
+    """In two files, whose order is not that of the names."""
+    folder = tmp_path / "weights/step_7"
+    folder.mkdir(parents=True)
+    names = sorted(weights)
+    save_file({name: weights[name] for name in names[4:]}, folder / "model-00001-of-00002.safetensors")
+    save_file({name: weights[name] for name in names[:4]}, folder / "model-00002-of-00002.safetensors")
+    return folder
+
+
+def send(server, folder, group=None):
+    weight_transfer.send(Server(server.url), folder, group or publish_over_gloo.Rank())
+
+
+def same(received, sent):
+    assert received.keys() == sent.keys()
+    for name, tensor in sent.items():
+        assert received[name].dtype == tensor.dtype and received[name].shape == tensor.shape, name
+        assert torch.equal(received[name], tensor), name
+
+
+ONE_UPDATE = ["/get_world_size", "/pause?mode=keep", "/shutdown_weight_transfer_engine", "/init_weight_transfer_engine",
+              "/start_weight_update", "/update_weights", "/finish_weight_update", "/shutdown_weight_transfer_engine",
+              "/reset_prefix_cache", "/resume"]  # fmt: skip
+AFTER_A_FAILURE = ["/finish_weight_update", "/resume"]
+
+
+# ---- What arrives --------------------------------------------------------------------------------------------------
+
+
+# Limits at, below and above sums of sizes, which are 8, 160, 0, 20, 2, 18, 42 and 60 bytes in the order of sending.
+@pytest.mark.parametrize("limit", [1, 7, 8, 167, 168, 169, 188, 190, 309, 310, 2**20])
+def test_every_worker_has_the_weights_to_the_bit(server, weights, folder, monkeypatch, limit):
+    monkeypatch.setattr(weight_transfer, "BUFFER_BYTES", limit)
+    send(server, folder)
+    assert server.requests == ONE_UPDATE and not server.paused
+    for worker in server.workers:
+        same(worker.weights, weights)
+        assert worker.version == "step_7" and worker.group is None
+        sizes = [sum(each.nbytes for each in chunk.values()) for chunk in worker.loaded]
+        assert all(size > limit for size in sizes[:-1])
+
+
+def test_memory_is_a_buffer_and_the_largest_tensor(server, folder, monkeypatch):
+    """Chunks are released as they are sent; Gloo may hold the last one for a moment longer."""
+    limit, sizes, alive = 1, [], []
+
+    class Counting(publish_over_gloo.Rank):
+        def broadcast(self, buffer):
+            sizes.append(buffer.numel())
+            super().broadcast(buffer)
+
+    packed = weight_transfer._packed
+
+    def counted(chunk, device):
+        assert sum(part() is not None for part in alive) <= 1
+        buffer = packed(chunk, device)
+        alive.append(weakref.ref(buffer))
+        return buffer
+
+    monkeypatch.setattr(weight_transfer, "BUFFER_BYTES", limit)
+    monkeypatch.setattr(weight_transfer, "_packed", counted)
+    send(server, folder, Counting())
+    assert len(sizes) == 7 and max(sizes) <= limit + 160 and sum(sizes) == 310
+
+
+def test_a_run_publishes_to_a_server(espalier, flags, server, tmp_path):
+    command = f"{sys.executable} {REPOSITORY}/tests/python/publish_over_gloo.py --buffer-bytes 5000 --weight-transfer nccl {server.url}"
+    espalier("train", *flags, "--out", tmp_path / "run", "--steps", 2, "--publish", tmp_path / "out", "--publish-command",
+             f"PYTHONPATH={REPOSITORY}/python {command}", "--publish-every", 1)  # fmt: skip
+    assert server.requests == ONE_UPDATE + ONE_UPDATE
+    for worker in server.workers:
+        same(worker.weights, load_file(checkpoint(tmp_path / "run", 2) / "model.safetensors"))
+        assert worker.version == "step_2" and len(worker.loaded) > 1
+
+
+# ---- What fails ----------------------------------------------------------------------------------------------------
+
+
+def refused(server, folder, match):
+    with pytest.raises((OSError, ValueError), match=match):
+        send(server, folder)
+
+
+def test_without_a_gpu_nothing_is_asked_of_the_server(server, folder, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(OSError, match="--weight-transfer nccl needs a GPU"):
+        weight_transfer.send(Server(server.url), folder)
+    assert server.requests == []
+
+
+def test_what_cannot_be_sent_is_refused_before_a_request(server, folder, weights, tmp_path):
+    refused(server, tmp_path, "no weights in")
+    save_file({"a": torch.zeros(2, dtype=torch.int8)}, tmp_path / "model.safetensors")
+    refused(server, tmp_path, "model.safetensors: a is I8: over NCCL go F64, F32, F16, BF16")
+    damaged = folder / "model-00002-of-00002.safetensors"
+    damaged.write_bytes(damaged.read_bytes()[:-1])
+    refused(server, folder, f"cannot read {damaged}")
+    (folder / "adapter_config.json").touch()
+    refused(server, folder, "an adapter is not sent over NCCL")
+    assert server.requests == []
+
+
+@pytest.mark.parametrize("at", range(1, len(ONE_UPDATE)))
+def test_a_failure_of_any_request_is_named_and_the_server_goes_on(server, weights, folder, at):
+    """The next update is whole."""
+    path = ONE_UPDATE[at]
+    server.fails = {path: (500, {"detail": "no\nroom"})}
+    with pytest.raises(OSError, match=rf'{path.partition("?")[0]}: 500 Internal Server Error: {{"detail": "no\\nroom"}}'):
+        send(server, folder)
+    after = {"/pause?mode=keep": ["/resume"], "/shutdown_weight_transfer_engine": ["/finish_weight_update", path, "/resume"],
+             "/reset_prefix_cache": ["/resume"], "/resume": []}  # fmt: skip
+    assert server.requests == ONE_UPDATE[: ONE_UPDATE.index(path) + 1] + after.get(path, AFTER_A_FAILURE)
+    assert server.paused == (path == "/resume")
+    server.fails = {}
+    send(server, folder)
+    assert not server.paused
+    for worker in server.workers:
+        same(worker.weights, weights)
+
+
+def wait_until_idle(worker):
+    while worker.active:
+        time.sleep(0.01)
+
+
+def test_a_worker_that_fails_in_the_middle_ends_the_transfer(server, weights, folder, monkeypatch):
+    monkeypatch.setattr(weight_transfer, "BUFFER_BYTES", 1)
+    worker, other = server.workers
+    receive = worker.receive
+
+    def failing(chunk):
+        if len(worker.loaded) == 3:
+            raise MemoryError("no room for weights")
+        receive(chunk)
+
+    worker.receive = failing
+    refused(server, folder, "/update_weights: 500 .*no room for weights")
+    assert not server.paused and server.requests[-2:] == AFTER_A_FAILURE
+    wait_until_idle(other)
+    worker.receive = receive
+    send(server, folder)
+    same(worker.weights, weights)
+
+
+class FailsAt(publish_over_gloo.Rank):
+    """Waits without an end, or fails, in one of its calls."""
+
+    def __init__(self, call, error):
+        super().__init__()
+        self.fails, self.error, self.aborted = call, error, threading.Event()
+
+    def join(self, *arguments):
+        self.reached("join")
+        super().join(*arguments)
+
+    def broadcast(self, buffer):
+        super().broadcast(buffer)
+        self.reached("broadcast")
+
+    def reached(self, call):
+        if call == self.fails:
+            if self.error is None:
+                self.aborted.wait()
+            raise self.error or OSError("aborted")
+
+    def abort(self):
+        self.aborted.set()
+        super().abort()
+
+
+@pytest.mark.parametrize("call", ["join", "broadcast"])
+def test_a_communicator_that_fails_ends_the_transfer(server, folder, call):
+    with pytest.raises(OSError, match="unhandled cuda error"):
+        send(server, folder, FailsAt(call, OSError("unhandled cuda error")))
+    assert not server.paused and server.requests[-2:] == AFTER_A_FAILURE
+
+
+@pytest.mark.parametrize("call, path", [("join", "/init_weight_transfer_engine"), ("broadcast", "/update_weights")])
+def test_a_communicator_that_waits_for_a_server_that_has_failed_is_aborted(server, folder, call, path):
+    server.fails = {path: (500, {"detail": "Weight transfer not configured."})}
+    group = FailsAt(call, None)
+    if call == "broadcast":
+        group.broadcast = lambda buffer: group.reached("broadcast")
+    with pytest.raises(OSError, match=f"{path}: 500 .*not configured"):
+        send(server, folder, group)
+    assert group.aborted.is_set() and not server.paused
+
+
+def test_a_server_that_does_not_take_the_bytes_is_not_waited_for_for_ever(server, folder, monkeypatch):
+    monkeypatch.setattr(weight_transfer, "LOAD_SECONDS", 0.5)
+    server.fails = {"/update_weights": (200, {})}
+    group = FailsAt("broadcast", None)
+    group.broadcast = lambda buffer: group.reached("broadcast")
+    with pytest.raises(OSError, match="has not taken the weights within 0.5 seconds"):
+        send(server, folder, group)
+    assert group.aborted.is_set() and not server.paused
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("over_nccl", [True, False])
+def test_a_sender_that_is_told_to_end_lets_the_server_go_on(server, folder, number, over_nccl):
+    reached, free = threading.Event(), threading.Event()
+
+    def wait(path):
+        if path in ("/update_weights", "/collective_rpc"):
+            reached.set()
+            free.wait()
+
+    server.before = wait
+    words = ["--weight-transfer", "nccl"] if over_nccl else []
+    process = subprocess.Popen([sys.executable, REPOSITORY / "tests/python/publish_over_gloo.py", *words, server.url, folder],
+                               env={"PYTHONPATH": str(REPOSITORY / "python")}, stderr=subprocess.PIPE, text=True)  # fmt: skip
+    if not over_nccl:
+        server.RequestHandlerClass = WithHealth
+    assert reached.wait(120)
+    process.send_signal(number)
+    _, said = process.communicate(timeout=120)
+    free.set()
+    assert process.returncode == 1 and said == f"{server.url}: interrupted\n"
+    assert not server.paused and server.requests[-1] == "/resume"
+
+
+class WithHealth(Answers):
+    def do_GET(self):
+        self.answer(200, {})
+
+
+# ---- NCCL's calls --------------------------------------------------------------------------------------------------
+
+
+NCCL = Path(torch.__file__).parents[1] / "nvidia/nccl/include"
+
+
+@pytest.mark.skipif(not (NCCL / "nccl.h").exists() or torch.version.cuda is None, reason="no nccl.h")
+def test_nccl_is_called_as_its_header_says(folder, tmp_path, monkeypatch):
+    """A library that is compiled against nccl.h writes down what it is called with."""
+    library, log = tmp_path / "nccl.so", tmp_path / "log"
+    cuda = next(Path(torch.__file__).parents[1].glob("nvidia/cu*/include"))
+    subprocess.run(["g++", "-std=c++17", "-shared", "-fPIC", f"-I{NCCL}", f"-I{cuda}", "-o", library,
+                    REPOSITORY / "tests/python/nccl_stand_in.cpp"], check=True)  # fmt: skip
+    monkeypatch.setenv("NCCL_STAND_IN_LOG", str(log))
+    stream = type("Stream", (), {"cuda_stream": 0x1234, "synchronize": lambda self: log.open("a").write("synchronize\n")})()
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: stream)
+    devices = []
+
+    class OnDevice:
+        def __init__(self, device):
+            devices.append(device)
+
+        __enter__ = __exit__ = lambda *_: None
+
+    monkeypatch.setattr(torch.cuda, "device", OnDevice)
+    group = weight_transfer.NcclGroup(str(library))
+    assert group.device == torch.device("cuda", 0)
+    group.device = torch.device("cpu")
+    identifier = bytes(range(128, 256))
+    assert group.unique_id() == identifier
+    group.join(3)
+    group.broadcast(torch.tensor([5, 0, 7], dtype=torch.uint8))
+    group.abort()
+    group.abort()
+    assert len(devices) == 2
+    assert log.read_text().splitlines() == [
+        "ncclGetUniqueId", f"ncclCommInitRank 3 {identifier.hex()} 0", "ncclAllReduce in place float32 x1: 00000000 sum 0x77 0x1234",
+        "synchronize", "ncclBroadcast in place uint8 x3: 050007 root 0 0x77 0x1234", "synchronize", "ncclCommAbort 0x77"]  # fmt: skip
+    with pytest.raises(OSError, match="ncclCommInitRank: stand-in error 5"):
+        weight_transfer.NcclGroup(str(library)).join(-1)
