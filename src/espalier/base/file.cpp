@@ -68,13 +68,15 @@ fs::path folder_of(const fs::path& path) {
   return parent.empty() ? fs::path(".") : parent;
 }
 
-// Removes temporary files of killed processes, the first time that this process writes to the folder.
+// Removes temporary files of killed processes, the first time that this process writes to the folder, or
+// again after many others: each checkpoint is a new one, which a long run must not remember.
 void sweep_once(const fs::path& folder) {
   static std::mutex mutex;
   static std::set<fs::path> swept;
   std::error_code error;
   const fs::path absolute = fs::absolute(folder, error);
   const std::lock_guard lock(mutex);
+  if (swept.size() >= 64) swept.clear();
   if (!error && swept.insert(absolute).second) sweep_temporaries(absolute);
 }
 
