@@ -210,9 +210,6 @@ TEST(Prefixes, OfOtherWeightsAreNotFound) {
   EXPECT_EQ(encoded_of(decoder, first, prompt), 4);
   EXPECT_EQ(encoded_of(decoder, first, prompt), 0);
   EXPECT_EQ(encoded_of(decoder, second, prompt), 4);
-  memory.tree->forget(1);
-  EXPECT_EQ(encoded_of(decoder, {memory.tree, memory.tree->root(1)}, prompt), 4);
-  EXPECT_EQ(encoded_of(decoder, second, prompt), 0);
 }
 
 TEST(Prefixes, AreLeftInOrderByAWatchThatThrows) {

@@ -182,11 +182,10 @@ struct Engine::State {
     return made;
   }
 
-  /// Before the weights in use change: nothing that was made of them is used again. Those of the base are under
-  /// all adapters.
+  /// Before the weights in use change: nothing that was made of them is used again. Those of the base are
+  /// under all adapters.
   void forget_weights() {
     if (now == base) prefixes = std::make_shared<PrefixTree>(config, options.prefix_cache);
-    prefixes->forget(now->weights);
     now->weights = ++num_weights;
     ready_weights.reset();
   }

@@ -2,7 +2,6 @@
 #include "espalier/sample/continuation.h"
 
 #include <ATen/ATen.h>
-#include <torch/csrc/autograd/grad_mode.h>
 
 #include <algorithm>
 #include <numeric>
@@ -68,7 +67,6 @@ at::Tensor Continuation::attention(int64_t layer, const at::Tensor& q, const at:
 }
 
 Encoded Continuation::run(const Decoder& decoder) {
-  const at::NoGradGuard no_grad;
   std::vector<int64_t> ends;
   for (const int64_t node : structure.cuts) ends.push_back(structure.begin[node + 1] - 1);
   const at::Tensor position = at::tensor(positions, at::kLong);

@@ -15,7 +15,7 @@
 namespace espalier {
 
 /// T tokens as a forest in preorder, whose roots continue prefixes. Keys and values of prefixes are read in
-/// place. Runs without autograd.
+/// place. For passes without autograd.
 class Continuation : public SequenceOps {
  public:
   /// The tokens, on the host: ids and positions [T], and the nodes, all of which are cuts.

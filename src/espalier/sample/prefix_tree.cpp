@@ -50,39 +50,10 @@ PrefixNode::~PrefixNode() {
   if (parent) parent->children.erase(tokens.front());
 }
 
-bool is_before(const PrefixNode& a, const PrefixNode& b) {
-  const PrefixNode *of_a = &a, *of_b = &b, *below_a = nullptr, *below_b = nullptr;
-  while (of_a != of_b) {
-    const int64_t end_a = of_a->end(), end_b = of_b->end();
-    if (end_a >= end_b) {
-      below_a = of_a;
-      of_a = of_a->parent.get();
-    }
-    if (end_b >= end_a) {
-      below_b = of_b;
-      of_b = of_b->parent.get();
-    }
-  }
-  if (below_b == nullptr) return false;
-  return below_a == nullptr || below_a->tokens.front() < below_b->tokens.front();
-}
-
 Prefix PrefixTree::root(int64_t weights) {
   Prefix& root = roots_[weights];
   if (!root) root = std::make_shared<PrefixNode>();
   return root;
-}
-
-void PrefixTree::forget(int64_t weights) {
-  const auto found = roots_.find(weights);
-  if (found == roots_.end()) return;
-  const PrefixNode* root = found->second.get();
-  std::erase_if(kept_, [&](const Prefix& node) {
-    const PrefixNode* top = node.get();
-    while (!top->is_root()) top = top->parent.get();
-    return top == root;
-  });
-  roots_.erase(found);
 }
 
 Prefix PrefixTree::add(const Prefix& from, std::span<const int32_t> tokens, int64_t most) {
@@ -119,7 +90,6 @@ Prefix PrefixTree::divide(const Prefix& node, int64_t size) {
   first->children[node->tokens.front()] = node;
   first->begin = std::exchange(node->begin, node->begin + size);
   first->used = node->used;
-  first->holders = node->holders;
   if (node->is_encoded()) {
     first->keys = copied(node->keys, 0, size);
     node->keys = copied(node->keys, size, node->size());

@@ -33,16 +33,12 @@ struct PrefixNode {
   at::Tensor hidden{};  // [1, hidden_size] of the last layer at the end; undefined, as states: not kept
   int64_t bytes = 0;    // of all this
   int64_t used = 0;     // when, by the clock of the tree
-  int64_t holders = 0;  // for the tree's users
 
   int64_t size() const { return static_cast<int64_t>(tokens.size()); }
   int64_t end() const { return begin + size(); }
   bool is_root() const { return parent == nullptr; }
   bool is_encoded() const { return !keys.empty(); }
 };
-
-/// Whether the path of `a` comes before that of `b` in preorder, children by their first tokens.
-bool is_before(const PrefixNode& a, const PrefixNode& b);
 
 /// By layer, whether it is recurrent: its context is a state instead of keys and values.
 std::vector<bool> recurrent_layers(const DecoderConfig& config);
@@ -63,8 +59,6 @@ class PrefixTree {
 
   /// The root of prefixes that these weights encode, by a number of theirs.
   Prefix root(int64_t weights);
-  /// No prefix of theirs is found again.
-  void forget(int64_t weights);
 
   /// `tokens` after those of `from`, used now. Nodes that are new, of at most `most` tokens, are not encoded.
   Prefix add(const Prefix& from, std::span<const int32_t> tokens, int64_t most);

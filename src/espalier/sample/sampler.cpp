@@ -45,60 +45,34 @@ Trajectories prompts_of(const Trajectories& trajectories, bool whole_rows) {
 
 namespace {
 
-/// All rows, or this rank's part of them.
-class Call {
- public:
-  Call(const Decoder& decoder, const Trajectories& prompts, const SampleOptions& options,
-       const SampleEvents& events)
-      : decoder_(decoder), prompts_(prompts), options_(options), events_(events) {
-    for (int64_t row = 0; row < prompts.num_rows(); ++row) {
-      Sampling::check(decoder, row, prompts.row_size(row), options_of(row));
-      most_new_tokens_ = std::max(most_new_tokens_, options_of(row).max_new_tokens);
+/// sample() of a part of the rows, in this order.
+SampleResult sample_rows(Sampling& sampling, const Trajectories& prompts, std::span<const int64_t> rows,
+                         const SampleOptions& options, const SampleEvents& events) {
+  SampleProgress status;
+  int64_t most_new_tokens = 1, finished_tokens = 0;
+  for (const int64_t row : rows) {
+    const bool has_own = !options.rows.empty();
+    const SampleOptions& own = has_own ? options.rows[row] : options;
+    sampling.add(row, prompts.row(row), own, has_own ? 0 : row);
+    status.completions += own.samples;
+    most_new_tokens = std::max(most_new_tokens, own.max_new_tokens);
+  }
+  SampleResult result;
+  while (!sampling.is_idle()) {
+    for (Completion& completion : sampling.step(events.watch)) {
+      ++status.finished;
+      finished_tokens += static_cast<int64_t>(completion.tokens.size());
+      result.completions.push_back(std::move(completion));
     }
+    status.sampled_tokens = sampling.counts().sampled_tokens;
+    const auto open = static_cast<double>(status.sampled_tokens - finished_tokens);
+    status.fraction = (static_cast<double>(status.finished) + open / static_cast<double>(most_new_tokens)) /
+                      static_cast<double>(status.completions);
+    if (events.progress) events.progress(status);
   }
-
-  SampleResult run(const SamplingMemory& memory, const Group& ranks) {
-    Sampling sampling(decoder_, options_, memory);
-    for (const int64_t row : prompt_order(forest_of(prompts_, {}), ranks)) {
-      sampling.add(row, prompts_.row(row), options_of(row), options_.rows.empty() ? row : 0);
-      status_.completions += options_of(row).samples;
-    }
-    SampleResult result;
-    while (!sampling.is_idle()) {
-      for (Completion& completion : sampling.step(events_.watch)) {
-        ++status_.finished;
-        finished_tokens_ += static_cast<int64_t>(completion.tokens.size());
-        result.completions.push_back(std::move(completion));
-      }
-      report(sampling.counts().sampled_tokens);
-    }
-    static_cast<SamplingCounts&>(result) = sampling.counts();
-    return result;
-  }
-
- private:
-  const SampleOptions& options_of(int64_t row) const {
-    return options_.rows.empty() ? options_ : options_.rows[row];
-  }
-
-  void report(int64_t sampled_tokens) {
-    if (!events_.progress) return;
-    status_.sampled_tokens = sampled_tokens;
-    const auto open = static_cast<double>(sampled_tokens - finished_tokens_);
-    status_.fraction =
-        (static_cast<double>(status_.finished) + open / static_cast<double>(most_new_tokens_)) /
-        static_cast<double>(status_.completions);
-    events_.progress(status_);
-  }
-
-  const Decoder& decoder_;
-  const Trajectories& prompts_;
-  const SampleOptions& options_;
-  const SampleEvents& events_;
-  int64_t most_new_tokens_ = 1;
-  SampleProgress status_;
-  int64_t finished_tokens_ = 0;
-};
+  static_cast<SamplingCounts&>(result) = sampling.counts();
+  return result;
+}
 
 /// The first `size` tokens of a row. Loss and log-probabilities are kept if the prompt has tokens with loss.
 TrajectoryRow prompt_row(const Trajectories& rows, int64_t r, int64_t size) {
@@ -166,8 +140,15 @@ std::vector<int64_t> prompt_order(const Forest& forest, const Group& group) {
 SampleResult sample(const Decoder& decoder, const Trajectories& prompts, const SampleOptions& options,
                     const SampleEvents& events, const SamplingMemory& memory, const Group& group) {
   if (group.size() > 1) check_same_call(prompts, options, group);
-  Call call(decoder, prompts, options, events);
-  return of_all_ranks(group.together([&] { return call.run(memory, group); }), group);
+  for (int64_t row = 0; row < prompts.num_rows(); ++row) {
+    Sampling::check(decoder, row, prompts.row_size(row), options.rows.empty() ? options : options.rows[row]);
+  }
+  const auto part = [&] {
+    const std::vector<int64_t> rows = prompt_order(forest_of(prompts, {}), group);
+    Sampling sampling(decoder, options, memory);
+    return sample_rows(sampling, prompts, rows, options, events);
+  };
+  return of_all_ranks(group.together(part), group);
 }
 
 Trajectories rows_of(const std::vector<Completion>& completions, const Trajectories& rows,

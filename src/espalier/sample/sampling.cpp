@@ -3,25 +3,29 @@
 
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
+#include <ATen/record_function.h>
 #include <torch/csrc/autograd/grad_mode.h>
 
 #include <algorithm>
-#include <iterator>
+#include <limits>
+#include <map>
+#include <numeric>
 #include <unordered_set>
 #include <utility>
 
 #include "espalier/base/check.h"
 #include "espalier/base/interrupt.h"
 #include "espalier/base/rng.h"
+#include "espalier/ops/paths.h"
 #include "espalier/runtime/device.h"
 #include "espalier/runtime/stopwatch.h"
-#include "espalier/sample/continuation.h"
 
 namespace espalier {
 namespace {
 
 // Tokens of prompts in a pass: enough for full speed, few enough for little activation memory.
 constexpr int64_t kPassTokens = 4096;
+constexpr int64_t kFirstCapacity = 64;  // of tails
 
 /// Runs `body` and adds its seconds.
 template <class Body>
@@ -57,7 +61,12 @@ struct Sampling::Sequence {
   Completion completion;
   std::shared_ptr<Prompt> prompt;
   Rng rng;
+  int64_t slot = -1;   // index into the tails
+  int64_t state = -1;  // row of the last step; -1: before the first one
 
+  std::span<const int32_t> given() const {
+    return std::span(completion.tokens).first(completion.tokens.size() - 1);
+  }
   bool is_done() const {
     return completion.stopped || static_cast<int64_t>(completion.tokens.size()) == prompt->most;
   }
@@ -67,8 +76,7 @@ Sampling::Sampling(const Decoder& decoder, const SampleOptions& sizes, SamplingM
     : decoder_(decoder),
       batch_size_(sizes.batch_size),
       token_budget_(sizes.token_budget),
-      memory_(whole(std::move(memory), decoder)),
-      batch_(decoder, memory_.tree.get()) {
+      memory_(whole(std::move(memory), decoder)) {
   for (const auto& [name, value] :
        {std::pair("batch-size", batch_size_), std::pair("token-budget", token_budget_)}) {
     ESPALIER_CHECK(value >= 1, "{}: expected 1 or more, received {}", name, value);
@@ -107,6 +115,7 @@ void Sampling::add(int64_t row, std::span<const int32_t> prompt, const SampleOpt
 
 std::vector<Completion> Sampling::step(const TokenWatch& watch) {
   const accumulating::PreparedWeights prepared(std::move(*memory_.weights));
+  const at::NoGradGuard no_grad;
   try {
     check_interrupt();
     admit();
@@ -156,22 +165,24 @@ void Sampling::admit() {
 }
 
 void Sampling::encode_some() {
-  const int64_t most = std::min(kPassTokens, token_budget_);
-  std::vector<Prefix> nodes;
+  std::map<std::vector<int32_t>, Prefix> by_path;  // which is preorder
   std::unordered_set<const PrefixNode*> taken;
   int64_t tokens = 0;
-  const auto take = [&](const Prefix& node) {
-    if (taken.contains(node.get())) return true;
-    if (tokens > 0 && tokens + node->size() > most) return false;
-    taken.insert(node.get());
-    nodes.push_back(node);
-    tokens += node->size();
+  const auto take = [&](const Prompt& prompt) {
+    for (const Prefix& node : memory_.tree->unencoded(prompt.prefix)) {
+      if (taken.contains(node.get())) continue;
+      if (tokens > 0 && tokens + node->size() > std::min(kPassTokens, token_budget_)) return false;
+      taken.insert(node.get());
+      by_path[{prompt.tokens.begin(), prompt.tokens.begin() + node->end()}] = node;
+      tokens += node->size();
+    }
     return true;
   };
   for (const auto& prompt : encoding_) {
-    if (!std::ranges::all_of(memory_.tree->unencoded(prompt->prefix), take)) break;
+    if (!take(*prompt)) break;
   }
-  std::ranges::sort(nodes, [](const Prefix& a, const Prefix& b) { return is_before(*a, *b); });
+  std::vector<Prefix> nodes;
+  for (auto& [path, node] : by_path) nodes.push_back(std::move(node));
   if (!nodes.empty()) encode(decoder_, nodes, memory_.tree.get());
   counts_.encoded_prompt_tokens += tokens;
   memory_.tree->trim();
@@ -200,38 +211,143 @@ void Sampling::begin(const TokenWatch& watch) {
   for (Sequence& sequence : sequences) {
     if (sequence.is_done()) {
       done_.push_back(std::move(sequence.completion));
-    } else {
-      const int64_t place = batch_.add(sequence.prompt->prefix);
-      live_.insert(live_.begin() + place, std::move(sequence));
+      continue;
     }
+    if (free_slots_.empty()) free_slots_.push_back(used_slots_++);
+    sequence.slot = free_slots_.back();
+    free_slots_.pop_back();
+    const auto place =
+        std::ranges::upper_bound(live_, sequence.prompt->tokens, {},
+                                 [](const Sequence& each) -> const auto& { return each.prompt->tokens; });
+    live_.insert(place, std::move(sequence));
   }
 }
 
+// Doubles what is too small of the number of tails and of their capacity.
+void Sampling::grow_tails() {
+  const int64_t slots = slots_, capacity = capacity_;
+  if (used_slots_ > slots_) slots_ = std::max(used_slots_, 2 * slots_);
+  const bool is_full = std::ranges::any_of(
+      live_, [&](const Sequence& each) { return static_cast<int64_t>(each.given().size()) == capacity_; });
+  if (is_full) capacity_ = std::max(kFirstCapacity, 2 * capacity_);
+  if (slots == slots_ && capacity == capacity_) return;
+  tails_.resize(decoder_.num_layers());
+  for (size_t layer = 0; layer < tails_.size(); ++layer) {
+    LayerContext grown;
+    for (const at::Tensor& like : live_.front().prompt->prefix->keys[layer]) {
+      grown.push_back(at::empty({slots_, capacity_, like.size(1), like.size(2)}, like.options()));
+    }
+    for (size_t i = 0; i < tails_[layer].size(); ++i) {
+      grown[i].narrow(0, 0, slots).narrow(1, 0, capacity).copy_(tails_[layer][i]);
+    }
+    tails_[layer] = std::move(grown);
+  }
+}
+
+void Sampling::release_tails() {
+  tails_.clear();
+  free_slots_.clear();
+  slots_ = used_slots_ = capacity_ = 0;
+  last_ = {};
+}
+
+// The states of live sequences, by layer: those of the last step, and those of prompts.
+std::vector<LayerContext> Sampling::states() const {
+  std::vector<const PrefixNode*> begun;
+  std::vector<int64_t> order;
+  const int64_t stepped = last_.hidden.defined() ? last_.hidden.size(0) : 0;
+  for (const Sequence& each : live_) {
+    order.push_back(each.state >= 0 ? each.state : stepped + static_cast<int64_t>(begun.size()));
+    if (each.state < 0) begun.push_back(each.prompt->prefix.get());
+  }
+  if (begun.empty() && static_cast<int64_t>(order.size()) == stepped)
+    return last_.context;  // all, in their order
+  const at::Tensor index = detail::to_indices(order, decoder_.device());
+  const std::vector<bool>& recurrent = memory_.tree->recurrent();
+  std::vector<LayerContext> states = states_of(begun, recurrent);
+  for (size_t layer = 0; layer < recurrent.size(); ++layer) {
+    if (!recurrent[layer]) continue;
+    if (begun.empty()) states[layer].resize(last_.context[layer].size());
+    for (size_t i = 0; i < states[layer].size(); ++i) {
+      std::vector<at::Tensor> parts;
+      if (stepped > 0) parts.push_back(last_.context[layer][i]);
+      if (!begun.empty()) parts.push_back(states[layer][i]);
+      states[layer][i] = at::cat(parts).index_select(0, index);
+    }
+  }
+  return states;
+}
+
+// One token of each live sequence, a root that continues its prompt and its tail.
 void Sampling::decode(const TokenWatch& watch) {
-  std::vector<int32_t> tokens;
-  for (const Sequence& sequence : live_) tokens.push_back(sequence.completion.tokens.back());
-  choose(logits_of(batch_.step(tokens)), watch, &live_);
+  RECORD_USER_SCOPE("decode step");
+  grow_tails();
+  Continuation pass;
+  pass.states = states();
+  const auto count = static_cast<int64_t>(live_.size());
+  std::vector<Continuation::Rows> rows;
+  std::vector<int64_t> tail_rows, begin(count + 1);
+  std::iota(begin.begin(), begin.end(), 0);
+  pass.structure = make_node_structure(begin, std::vector<int64_t>(count, -1));
+  pass.structure.cuts.assign(begin.begin(), begin.end() - 1);
+  pass.subtree_end.assign(begin.begin() + 1, begin.end());
+  for (int64_t i = 0; i < count; ++i) rows.push_back({live_[i].prompt->prefix.get(), i, i + 1});
+  pass.see(rows);
+  for (int64_t i = 0; i < count; ++i) {
+    const auto length = static_cast<int64_t>(live_[i].given().size());
+    const int64_t first = live_[i].slot * capacity_, prompt_end = live_[i].prompt->prefix->end();
+    pass.ids.push_back(live_[i].completion.tokens.back());
+    pass.positions.push_back(prompt_end + length);
+    pass.structure.prev[i] = detail::continues(i);
+    if (length > 0) pass.see_tail(i, first, first + length, prompt_end);
+    tail_rows.push_back(first + length);
+  }
+  pass.tails.resize(tails_.size());
+  for (size_t layer = 0; layer < tails_.size(); ++layer) {
+    for (const at::Tensor& tail : tails_[layer]) pass.tails[layer].push_back(tail.flatten(0, 1));
+  }
+  last_ = pass.run(decoder_);
+  const at::Tensor index = detail::to_indices(tail_rows, decoder_.device());
+  for (size_t layer = 0; layer < tails_.size(); ++layer) {
+    for (size_t i = 0; i < tails_[layer].size(); ++i) {
+      pass.tails[layer][i].index_copy_(0, index, last_.context[layer][i]);
+    }
+  }
   ++counts_.decode_steps;
-  std::vector<bool> keep;
+  choose(logits_of(last_.hidden), watch, &live_);
   std::vector<Sequence> rest;
-  for (Sequence& sequence : live_) {
-    keep.push_back(!sequence.is_done());
-    if (keep.back()) {
+  for (int64_t i = 0; i < count; ++i) {
+    Sequence& sequence = live_[i];
+    sequence.state = i;
+    if (!sequence.is_done()) {
       rest.push_back(std::move(sequence));
       continue;
     }
-    const std::span<const int32_t> given = sequence.completion.tokens;
-    if (memory_.tree->keeps())
-      batch_.store(static_cast<int64_t>(keep.size()) - 1, given.first(given.size() - 1));
+    free_slots_.push_back(sequence.slot);
+    if (memory_.tree->keeps()) keep(sequence, i);
     done_.push_back(std::move(sequence.completion));
   }
   live_ = std::move(rest);
-  batch_.keep(keep);
+  if (live_.empty()) release_tails();
+}
+
+// Makes the tail of a sequence, that of this row of the last step, a part of the tree.
+void Sampling::keep(const Sequence& sequence, int64_t row) {
+  Encoded own = last_;
+  for (size_t layer = 0; layer < tails_.size(); ++layer) {
+    for (size_t i = 0; i < tails_[layer].size(); ++i) {
+      own.context[layer][i] = tails_[layer][i].select(0, sequence.slot);
+    }
+  }
+  const Prefix& prompt = sequence.prompt->prefix;
+  const Prefix end = memory_.tree->add(prompt, sequence.given(), std::numeric_limits<int64_t>::max());
+  for (Prefix node = end; node != prompt; node = node->parent) {
+    memory_.tree->set(node, own, node->begin - prompt->end(), node == end ? row : -1);
+  }
 }
 
 /// Logits [B, V] on the host, in the accumulator dtype.
 at::Tensor Sampling::logits_of(const at::Tensor& hidden) const {
-  const at::NoGradGuard no_grad;
   const at::Tensor logits = accumulating::head_logits(decoder_.final_norm(hidden), decoder_.lm_head_weight());
   return decoder_.capped(logits).cpu();
 }
@@ -274,7 +390,7 @@ void Sampling::clear() {
   for (auto* prompts : {&waiting_, &encoding_, &ready_}) prompts->clear();
   live_.clear();
   done_.clear();
-  batch_.keep(std::vector<bool>(batch_.num_live(), false));
+  release_tails();
   memory_.tree->trim();
 }
 

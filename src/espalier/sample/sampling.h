@@ -12,7 +12,7 @@
 #include "espalier/model/decoder.h"
 #include "espalier/model/gradient_accumulation.h"
 #include "espalier/sample/completion.h"
-#include "espalier/sample/decode_batch.h"
+#include "espalier/sample/continuation.h"
 #include "espalier/sample/prefix_tree.h"
 
 namespace espalier {
@@ -58,6 +58,10 @@ class Sampling {
   void encode_some();
   void begin(const TokenWatch& watch);
   void decode(const TokenWatch& watch);
+  void grow_tails();
+  std::vector<LayerContext> states() const;
+  void keep(const Sequence& sequence, int64_t row);
+  void release_tails();
   at::Tensor logits_of(const at::Tensor& hidden) const;
   void choose(const at::Tensor& logits, const TokenWatch& watch, std::vector<Sequence>* sequences);
   void clear();
@@ -65,10 +69,14 @@ class Sampling {
   const Decoder& decoder_;
   int64_t batch_size_, token_budget_;
   SamplingMemory memory_;
-  DecodeBatch batch_;
   // Prompts in turn: those that wait for room, are encoded, begin samples.
   std::deque<std::shared_ptr<Prompt>> waiting_, encoding_, ready_;
-  std::vector<Sequence> live_;  // in the order of batch_
+  std::vector<Sequence> live_;  // in preorder of their prompts
+  // What live sequences sampled, and gave to the last step, is their tail.
+  std::vector<LayerContext> tails_;  // by layer: k and v [slots, capacity, K, D]
+  int64_t slots_ = 0, used_slots_ = 0, capacity_ = 0;
+  std::vector<int64_t> free_slots_;  // of those used before
+  Encoded last_;                     // of the last step
   std::vector<Completion> done_;
   SamplingCounts counts_;
 };
