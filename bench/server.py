@@ -11,11 +11,15 @@ each answer. Sides, each a process of its own, which work in turns, round by rou
     packing   espalier serve --strategy sequence-packing: each datum encoded by itself. Only training differs, so it samples nothing
     PEFT      PEFT's LoRA on Transformers, sdpa: `generate` with num_return_sequences, then the group as one batch
 
+With --conversations it samples conversations alone, several side by side, by two servers: one keeps prefixes (--prefix-cache), the
+other encodes every prompt anew.
+
 Figures are medians over rounds of seconds; ratios are medians of each round's ratio. First the log-probabilities of all sides
 are compared, and the command fails where they differ.
 
     python bench/server.py                  minutes
     python bench/server.py --quick          does it work here?
+    python bench/server.py --conversations --turns 16
     python bench/server.py -o bench/results/server_DATE.md
 """
 
@@ -84,12 +88,12 @@ def given(case, number):
 class Server:
     """A side that asks `espalier serve`."""
 
-    def __init__(self, stack, folder, state, arguments, strategy):
+    def __init__(self, stack, folder, state, arguments, *flags):
         import tinker
 
         environment = {**os.environ, "PYTHONPATH": f"{REPOSITORY / 'python'}:{os.environ.get('PYTHONPATH', '')}"}
         command = [sys.executable, "-m", "espalier.server", "--model", f"model={folder}", "--port", "0", "--state", state,
-                   "--threads", arguments.threads, "--strategy", strategy]  # fmt: skip
+                   "--threads", arguments.threads, *flags]  # fmt: skip
         process = subprocess.Popen([*map(str, command)], stderr=subprocess.PIPE, text=True, env=environment)
         stack.callback(process.wait)
         stack.callback(process.kill)
@@ -100,8 +104,8 @@ class Server:
                 break
         else:
             raise common.Failure("".join(said))
-        self.types, self.tokens = tinker.types, arguments.new_tokens
-        service = tinker.ServiceClient(base_url=said[-1].split()[-1], api_key="tml-local")
+        self.types, self.tokens, self.address = tinker.types, arguments.new_tokens, said[-1].split()[-1]
+        service = tinker.ServiceClient(base_url=self.address, api_key="tml-local")
         self.client = service.create_lora_training_client(base_model="model", rank=arguments.rank, seed=1, train_unembed=False).result()
         self.adapter = Path(state) / "runs" / self.client.model_id.replace(":", ".") / "weights/start"
         self.client.save_state("start").result()
@@ -120,6 +124,19 @@ class Server:
             drawn = [each.result().sequences[0] for each in waiting]
             rows = [(tokens + list(each.tokens), logprobs + list(each.logprobs)) for (tokens, logprobs), each in zip(rows, drawn)]
         return Group(rows)
+
+    def encoded(self):
+        """Tokens of prompts that were encoded so far."""
+        import httpx
+
+        counts = dict(line.split() for line in httpx.get(f"{self.address}/metrics").text.splitlines())
+        return float(counts.get("espalier_encoded_prompt_tokens", 0))
+
+    def converse(self, case, number):
+        """Conversations side by side. Returns their tokens, and what was encoded of them."""
+        before = self.encoded()
+        rows = self.sample(case, number).rows
+        return [tokens for tokens, _ in rows], self.encoded() - before
 
     def train(self, group):
         """One step; returns log-probabilities of what was sampled, and encoded tokens of each token."""
@@ -223,6 +240,21 @@ def measure(case, sides, rounds):
     return case, ratio, found
 
 
+def measure_conversations(case, sides, rounds):
+    """A Row, after a warm-up."""
+    kept, anew = sides
+    found = []
+    for number in range(-1, rounds):
+        seconds, (tokens, encoded) = timed(kept.converse, case, number)
+        other_seconds, (other_tokens, other_encoded) = timed(anew.converse, case, number)
+        if [len(each) for each in tokens] != [len(each) for each in other_tokens]:
+            raise common.Failure(f"{case.name}: expected answers of equal lengths")
+        if number >= 0:
+            found.append((seconds, encoded, other_seconds, other_encoded))
+            say(f"{case.name}, round {number + 1}: kept {seconds:.2f} s, anew {other_seconds:.2f} s")
+    return case, None, found
+
+
 def median(take):
     return lambda row: f"{statistics.median(take(*each) for each in row[2]):.2f}"
 
@@ -242,6 +274,17 @@ COLUMNS = {
 }
 
 
+CONVERSATIONS = {
+    "conversations": lambda row: row[0].name,
+    "prompt tokens encoded: kept": median(lambda kept, encoded, anew, all_encoded: encoded),
+    "anew": median(lambda kept, encoded, anew, all_encoded: all_encoded),
+    "anew / kept, tokens": median(lambda kept, encoded, anew, all_encoded: all_encoded / encoded),
+    "seconds: kept": median(lambda kept, encoded, anew, all_encoded: kept),
+    "anew, seconds": median(lambda kept, encoded, anew, all_encoded: anew),
+    "anew / kept": median(lambda kept, encoded, anew, all_encoded: anew / kept),
+}
+
+
 def parse_arguments(given_arguments):
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
@@ -254,6 +297,7 @@ def parse_arguments(given_arguments):
     add("--rank", type=int, default=16, metavar="N", help="of the adapter (default: %(default)s)")
     add("--rounds", type=int, default=3, metavar="N", help="(default: %(default)s)")
     add("--threads", type=int, default=2, metavar="N", help="CPU threads of each side (default: %(default)s)")
+    add("--conversations", action="store_true", help="sample conversations, with and without a cache of prefixes")
     add("--quick", action="store_true", help="a tiny model and one round")
     add("-o", "--out", type=Path, metavar="FILE", help="write the table here, too")
     found = parser.parse_args(given_arguments)
@@ -276,20 +320,26 @@ def main(given_arguments=None):
     arguments = parse_arguments(given_arguments)
     cases = [Case(group, prompt, 1) for prompt in arguments.prompts for group in arguments.groups]
     cases.append(Case(arguments.groups[0], arguments.prompts[0], arguments.turns))
+    if arguments.conversations:
+        cases = [Case(group, prompt, arguments.turns) for prompt in arguments.prompts for group in arguments.groups]
     try:
         with tempfile.TemporaryDirectory(prefix="espalier-server-") as scratch, ExitStack() as stack:
             folder = make_model(Path(scratch), arguments)
-            trees, packing = (Server(stack, folder, Path(scratch) / strategy, arguments, strategy)
-                              for strategy in ("auto", "sequence-packing"))  # fmt: skip
-            sides = trees, packing, Peft(folder, trees.adapter, arguments)
-            rows = [measure(case, sides, arguments.rounds) for case in cases]
+            if arguments.conversations:
+                sides = [Server(stack, folder, Path(scratch) / size, arguments, "--prefix-cache", size) for size in ("4GiB", "0")]
+                rows = [measure_conversations(case, sides, arguments.rounds) for case in cases]
+            else:
+                trees, packing = (Server(stack, folder, Path(scratch) / strategy, arguments, "--strategy", strategy)
+                                  for strategy in ("auto", "sequence-packing"))  # fmt: skip
+                sides = trees, packing, Peft(folder, trees.adapter, arguments)
+                rows = [measure(case, sides, arguments.rounds) for case in cases]
     except common.Failure as failure:
         say(failure)
         return 1
     common.publish(
         f"{arguments.threads} threads. A Qwen3 of {arguments.layers} layers, hidden size {arguments.hidden_size}, float32, LoRA of "
         f"rank {arguments.rank} on all maps; {arguments.new_tokens} tokens of an answer; seconds, medians of {arguments.rounds} rounds "
-        "in turns", COLUMNS, rows, arguments.out)  # fmt: skip
+        "in turns", CONVERSATIONS if arguments.conversations else COLUMNS, rows, arguments.out)  # fmt: skip
     return 0
 
 

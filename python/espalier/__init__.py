@@ -27,6 +27,7 @@ _MODULES = {
     "options": ("EngineConfig", "LoraConfig", "ObjectiveConfig", "SamplingParams"),
     "pricing": ("Costs", "costs"),
     "report": ("Report", "inspect"),
+    "sampling_call": ("Completion", "Sampling"),
     "rows.files": ("Trajectories", "read", "trajectories", "write"),
     "step": ("Step",),
     "trees": ("Distribution", "Forest", "Layout", "MicroBatch", "Plan", "RankShare", "build", "distribute", "plan"),

@@ -1,4 +1,5 @@
 from .engine import Adapter as Adapter
+from .sampling_call import Completion as Completion
 from .pricing import Costs as Costs
 from .trees import Distribution as Distribution
 from .engine import Engine as Engine
@@ -12,6 +13,7 @@ from .options import ObjectiveConfig as ObjectiveConfig
 from .trees import Plan as Plan
 from .trees import RankShare as RankShare
 from .report import Report as Report
+from .sampling_call import Sampling as Sampling
 from .options import SamplingParams as SamplingParams
 from .step import Step as Step
 from .engine import TopLogprobs as TopLogprobs

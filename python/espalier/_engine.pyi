@@ -12,6 +12,13 @@ class Adapter:
     def __init__(self) -> None:
         """The weights alone."""
 
+class Sampling:
+    """Prompts that an Engine samples side by side."""
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing goes on."""
+
 class Engine:
     """
     What espalier.Engine is made of. Options are pairs of a flag's name and its text. All work is done without the GIL.
@@ -58,6 +65,22 @@ class Engine:
         """
         Completions of the rows' prompts as rows. watch(int64 [B * 3] of row, sample and new token): which ones end.
         """
+
+    def sampling(self, options: Sequence[tuple[str, str]]) -> Sampling:
+        """Begins to sample with the weights in use, without prompts."""
+
+    def add(self, sampling: Sampling, rows: espalier._core.Trajectories, of_rows: Sequence[Sequence[tuple[str, str]]]) -> int:
+        """
+        Whole rows as prompts, each with its options. Returns the number of the first one.
+        """
+
+    def sample_on(self, sampling: Sampling, watch: object | None) -> list:
+        """
+        A token more. Returns (prompt, sample, int32 tokens, float64 logprobs, stopped, kept_tokens) of completions that are done. watch: as of sample.
+        """
+
+    def sampling_counts(self) -> list[tuple[str, int | float]]:
+        """Tokens by name, and bytes that are kept."""
 
     def gradients(self) -> dict:
         """Copies of the gradients, by the names of the parameters."""

@@ -18,7 +18,7 @@ from .native_options import Option, described, given_options, named_texts, whole
 from .options import EngineConfig, LoraConfig, ObjectiveConfig, SamplingParams
 from .rows.files import Trajectories, read, trajectories
 from .rows.sequences import Packed, Row, is_packed, token_sequences
-from .sampling_call import Watch, options_of_prompts, watched
+from .sampling_call import Sampling, Watch, options_of_prompts, watched
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -355,7 +355,9 @@ class Engine:
         """Completions of prompts, sampled with the weights as they are: what `espalier sample` does.
 
         Tokens that prompts share are encoded once in each call, and all completions read their keys and values in place.
-        Gradients stay as they are. Equal weights, prompts and arguments give equal bits.
+        An engine made with prefix_cache="1GiB" keeps as much of them, so that a conversation that grows encodes only what is
+        new, until its weights change. Gradients stay as they are. Equal weights, prompts and arguments give equal bits without
+        a cache, and results that are equal up to rounding with one.
 
         Args:
             prompts: Rows in any form that the class names. A row's prompt is its tokens before the first one with loss; the
@@ -412,8 +414,44 @@ class Engine:
             given = {name: value for name, value in own.items() if value is not None}
             call, each = options_of_prompts(params, given, self._samplings, len(found))
         rows = self._engine.sample(found, call, each, progress, None if watch is None else watched(watch))
-        self._samplings += 1
+        self._count_sampling()
         return [rows[number] for number in range(len(rows))]
+
+    def sampling(self, *, batch_size: int | None = None, token_budget: int | None = None) -> Sampling:
+        """Samples prompts that come while others are sampled, with the weights in use now: continuous batching.
+
+        With a process group each rank samples what it is given.
+
+        Args:
+            batch_size: As of `sample`.
+            token_budget: As of `sample`.
+
+        Returns:
+            The sampling, without prompts.
+
+        Raises:
+            InputError: Options cannot be used.
+
+        Examples:
+            >>> engine.sampling(batch_size=16).is_idle
+            True
+        """
+        sizes = {"batch_size": batch_size, "token_budget": token_budget}
+        native_sampling = self._engine.sampling(named_texts({name: size for name, size in sizes.items() if size is not None}))
+        return Sampling(self._engine, native_sampling, lambda rows: _rows(rows, self._engine.vocab_size), self._count_sampling)
+
+    def _count_sampling(self) -> int:
+        self._samplings += 1
+        return self._samplings - 1
+
+    @property
+    def sampling_counts(self) -> dict[str, int]:
+        """What all sampling so far has counted, on this rank.
+
+        prompt_tokens: of all completions. kept_prompt_tokens: of prompts, found in the cache. encoded_prompt_tokens.
+        sampled_tokens. prefix_cache_bytes: kept now.
+        """
+        return {name: int(count) for name, count in self._engine.sampling_counts()}
 
     def gradients(self) -> dict[str, NDArray[np.floating[Any]]]:
         """Copies of the gradients so far, before clipping. With a process group all ranks make the call.

@@ -48,6 +48,9 @@ class EngineConfig(Options):
             (sorted instead of atomic). Without it, gradients may differ in their last bits from run to run. The CPU is always
             deterministic.
         threads: CPU threads (0: all cores).
+        prefix_cache: Memory for keys, values and states of prompts and completions that are kept between calls of sample,
+            such as 1GiB: prompts that go on from them encode only what is new. What was not used for the longest time goes
+            first (0: nothing is kept). A number counts bytes.
 
     Examples:
         >>> from espalier import EngineConfig
@@ -73,6 +76,7 @@ class EngineConfig(Options):
     device: Literal["cpu", "cuda", "auto"] | str = "cpu"
     deterministic: bool = False
     threads: int = 0
+    prefix_cache: int | str = 0
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `Engine.sample` hands to the native engine."""
+"""What `Engine.sample` hands to the native engine, and sampling of prompts that come one after the other."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,6 +11,11 @@ from .errors import InputError
 from .native_options import given_options, named_texts, whole_number
 from .options import SamplingParams
 from .options_base import Options
+
+if TYPE_CHECKING:
+    from .engine import Data
+    from .native_engine import native
+    from .rows.files import Trajectories
 
 Watch: TypeAlias = Callable[[NDArray[np.int64]], Iterable[bool] | None]
 Named: TypeAlias = list[tuple[str, str]]
@@ -67,3 +72,109 @@ def watched(watch: Watch) -> Callable[[NDArray[np.int64]], list[bool]]:
         return found
 
     return ends
+
+
+class Completion(NamedTuple):
+    """A completion that `Sampling.step` returns.
+
+    Attributes:
+        prompt: Its number, which `Sampling.add` gave.
+        sample: Its number among the completions of the prompt, from 0.
+        tokens: int32 [n].
+        logprobs: float64 [n], of the tokens, as `Engine.sample` gives them.
+        is_stopped: Whether its last token is a stop id, or the watch ended it.
+        kept_tokens: Of the prompt: were not encoded for it, as `prefix_cache` had them.
+
+    Examples:
+        >>> import espalier
+        >>> sampling = engine.sampling()
+        >>> numbers = sampling.add([[11, 12]], [espalier.SamplingParams(max_new_tokens=1)])
+        >>> [completion] = sampling.step()
+        >>> completion.prompt, completion.sample, len(completion.tokens)
+        (0, 0, 1)
+    """
+
+    prompt: int
+    sample: int
+    tokens: NDArray[np.int32]
+    logprobs: NDArray[np.float64]
+    is_stopped: bool
+    kept_tokens: int
+
+
+class Sampling:
+    """Prompts whose completions are sampled side by side. They join and leave between tokens. Made by `Engine.sampling`.
+
+    It samples with the weights that were in use when it was made, whatever is in use now. The engine can do other things
+    between its steps; where these change its weights, it can no longer be used.
+
+    Args:
+        engine: What samples.
+        sampling: What the engine works on.
+        rows: Makes rows of prompts.
+        calls: Counts calls, for seeds.
+
+    Examples:
+        >>> import espalier
+        >>> sampling = engine.sampling(batch_size=8)
+        >>> long, short = (espalier.SamplingParams(max_new_tokens=size, stop_ids=[], seed=1) for size in (9, 2))
+        >>> sampling.add([[11, 12, 13]], [long])
+        [0]
+        >>> sampling.step(), sampling.add([[11, 12]], [short])
+        ([], [1])
+        >>> done = []
+        >>> while not sampling.is_idle:
+        ...     done += sampling.step()
+        >>> [(each.prompt, len(each.tokens)) for each in done]
+        [(1, 2), (0, 9)]
+    """
+
+    def __init__(self, engine: "native.Engine", sampling: "native.Sampling", rows: "Callable[[Data], Trajectories]",
+                 calls: Callable[[], int]) -> None:  # fmt: skip
+        self._engine, self._sampling, self._rows, self._calls = engine, sampling, rows, calls
+
+    def add(self, prompts: "Data", params: Sequence[SamplingParams]) -> list[int]:
+        """Prompts that are sampled from the next step on, or once there is room.
+
+        Args:
+            prompts: Rows in any form that `Engine` names, as a whole.
+            params: Those of each prompt, whose completions are those of `Engine.sample` with it alone.
+
+        Returns:
+            Numbers of the prompts, which count up from 0.
+
+        Raises:
+            InputError: Prompts or options cannot be used.
+
+        Examples:
+            >>> import espalier
+            >>> engine.sampling().add([[11], [12]], [espalier.SamplingParams(seed=seed) for seed in (3, 4)])
+            [0, 1]
+        """
+        found = self._rows(prompts)
+        _, each = options_of_prompts(list(params), {}, self._calls(), len(found))
+        first = self._engine.add(self._sampling, found, each)
+        return list(range(first, first + len(each)))
+
+    def step(self, watch: Watch | None = None) -> list[Completion]:
+        """Encodes prompts that have come, at most 4,096 tokens of them, and samples a token of each completion that goes on.
+
+        Args:
+            watch: As of `Engine.sample`, with numbers of prompts.
+
+        Returns:
+            Completions that are done.
+
+        Raises:
+            InputError: The weights have changed. After any exception nothing goes on.
+
+        Examples:
+            >>> engine.sampling().step()
+            []
+        """
+        return [Completion(*each) for each in self._engine.sample_on(self._sampling, None if watch is None else watched(watch))]
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether all completions are done."""
+        return self._sampling.is_idle

@@ -62,7 +62,7 @@ def test_lists_and_paths_are_kept_as_json_has_them():
 
 
 @pytest.mark.parametrize("text, fault", [
-    ('{"learning_rat": 1}', "EngineConfig: expected only dtype, .*, threads, received learning_rat$"),
+    ('{"learning_rat": 1}', "EngineConfig: expected only dtype, .*, prefix_cache, received learning_rat$"),
     ("[1, 2]", r"EngineConfig: expected a JSON object, received \[1, 2\]$"),
     ("{", "EngineConfig: expected a JSON object, received text that is not JSON: "),
 ])  # fmt: skip

@@ -20,8 +20,7 @@ from tinker import types
 import transformers_reference as reference
 from conftest import REPOSITORY, seed_of
 from engines import init_model
-from espalier.server.requests import Sample
-from espalier.server.sampling import Request, StopTexts
+from espalier.server.sampling import StopTexts
 from servers import client, datum, prompt, server
 
 sys.path.insert(0, str(REPOSITORY / "tests"))
@@ -338,9 +337,9 @@ def test_stop_strings_end_with_the_token_that_completes_them():
         def decode(self, tokens):
             return "".join(words[token] for token in tokens)
 
-    request = Request(None, Sample(prompt={"chunks": []}, sampling_params={"stop": ["\n\nUser:", "aba"]}), None, 99, None, [])
     for _ in range(200):
-        watch = StopTexts([request], Tokenizer)
+        watch = StopTexts(Tokenizer)
+        watch.add(0, ["\n\nUser:", "aba"])
         tokens = []
         for token in draw.integers(0, len(words), 40).tolist():
             tokens.append(token)

@@ -8,21 +8,33 @@ import pytest
 
 pytest.importorskip("google.protobuf", reason="the server")
 
+from espalier import Completion
 from espalier.server import sampling, schema
 from espalier.server.base import Counter
-from espalier.server.futures import Future
+from espalier.server.futures import Future, Futures
 from espalier.server.requests import Sample
 
 
 class Engine:
     """Samples a 9; the log-probability of a token is less than 0 by its id."""
 
-    def __init__(self):
-        self.scored = []
+    adapter, sampling_counts = None, {}
 
-    def sample(self, prompts, params, watch):
-        return [{"input_ids": [*prompt, 9], "logprobs": [0.0] * len(prompt) + [-9.0]}
-                for prompt, own in zip(prompts, params, strict=True) for _ in range(own.samples)]  # fmt: skip
+    def __init__(self):
+        self.scored, self.prompts = [], []
+
+    def use(self, adapter):
+        pass
+
+    def sampling(self):
+        return self
+
+    def add(self, prompts, params):
+        self.prompts = list(range(len(prompts)))
+        return self.prompts
+
+    def step(self, watch):
+        return [Completion(number, 0, np.array([9], np.int32), np.array([-9.0]), False, 0) for number in self.prompts]
 
     def logprobs(self, prompts):
         self.scored.append(len(prompts))
@@ -36,7 +48,8 @@ def request(name, prompt, **more):
 
 def test_prompts_are_scored_in_one_call():
     engine = Engine()
-    samplers = SimpleNamespace(base=SimpleNamespace(engine=engine, use=lambda adapter: None, stop_ids=[]), _counter=Counter())
+    base = SimpleNamespace(engine=engine, use=lambda adapter: None, stop_ids=[])
+    samplers = sampling.Samplers(base, Futures(), Counter(), None, None)
     requests = [request("a", [1, 2, 3], prompt_logprobs=True), request("b", [4]), request("c", [5], prompt_logprobs=True),
                 request("d", [6, 7], prompt_logprobs=True), request("e", [1, 2, 3], prompt_logprobs=True, prompt_logprobs_last_n=1)]  # fmt: skip
     sampling._Job(samplers, requests).run()

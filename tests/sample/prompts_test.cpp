@@ -40,33 +40,30 @@ TEST(Prompts, OfWholeRowsEndWithTheRows) {
   EXPECT_THROW(prompts_of(builder.finish(), /*whole_rows=*/true), InputError);
 }
 
-TEST(Prompts, GroupsAreInPreorderAndWithinTheBudget) {
-  int64_t groups_seen = 0;
-  for (int i = 0; i < 200; ++i) {
+struct Rank : Group {
+  Rank(int64_t rank, int64_t size) : own(rank), all(size) {}
+  int64_t rank() const override { return own; }
+  int64_t size() const override { return all; }
+  int64_t own, all;
+};
+
+TEST(Prompts, AreInPreorderAndEachOnOneRank) {
+  for (int i = 0; i < 50; ++i) {
     Rng rng(test_seed(i), 0x9209);
     const Trajectories rows =
         random_trajectories(rng, static_cast<Shape>(rng.below(kNumShapes)), {.draws = rng.between(1, 3)});
     const Forest forest = forest_of(rows, {});
-    const int64_t budget = rng.between(1, forest.tree_tokens() + 1);
-    const auto groups = prompt_groups(forest, budget);
-    std::vector<int64_t> order;
-    for (const std::vector<int64_t>& group : groups) {
-      order.insert(order.end(), group.begin(), group.end());
-      const int64_t tokens = forest_of(rows, group).tree_tokens();
-      EXPECT_TRUE(tokens <= budget || group.size() == 1) << "seed " << i;
-    }
-    // Groups are as large as they may be.
-    for (size_t g = 0; g + 1 < groups.size(); ++g) {
-      std::vector<int64_t> larger = groups[g];
-      larger.push_back(groups[g + 1].front());
-      EXPECT_GT(forest_of(rows, larger).tree_tokens(), budget) << "seed " << i;
-    }
+    std::vector<int64_t> order = prompt_order(forest), of_ranks;
     EXPECT_TRUE(std::ranges::is_sorted(order, {}, [&](int64_t r) { return forest.end_node[r]; }));
+    const int64_t ranks = rng.between(2, 5);
+    for (int64_t rank = 0; rank < ranks; ++rank) {
+      const std::vector<int64_t> own = prompt_order(forest, Rank(rank, ranks));
+      of_ranks.insert(of_ranks.end(), own.begin(), own.end());
+    }
+    EXPECT_EQ(of_ranks, order);
     std::ranges::sort(order);
     EXPECT_EQ(order, all_rows(rows));
-    groups_seen += static_cast<int64_t>(groups.size());
   }
-  EXPECT_GT(groups_seen, 400);
 }
 
 }  // namespace

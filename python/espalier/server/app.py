@@ -246,7 +246,8 @@ class App:
         model = self.service.model((await _read(request, requests.OfModel)).model_id)
         return JSONResponse({"type": "get_info", "model_id": model.model_id, "model_name": model.base.name, "is_lora": True,
                              "lora_rank": model.lora.rank, "model_data": {
-                                 "model_name": model.base.name, "tokenizer_id": str(model.base.folder)}})  # fmt: skip
+                                 "model_name": model.base.name, "tokenizer_id": str(model.base.folder)},
+                             "espalier": self.service.counter.counts()})  # fmt: skip
 
     async def _unload_model(self, request: Request) -> Response:
         model_id = (await _read(request, requests.OfModel)).model_id

@@ -52,6 +52,9 @@ def serve_parser() -> ArgumentParser:
     add("--token-budget", type=positive, metavar="N", help="tokens of a micro-batch at most (default: no limit)")
     add("--strategy", choices=("auto", "partition", "tree-packing", "sequence-packing"),
         help="how data are put into micro-batches; sequence-packing encodes each by itself (default: auto)")  # fmt: skip
+    add("--prefix-cache", default="1GiB", metavar="SIZE",
+        help="memory of each model for keys and values of prompts and completions, from which later prompts go on; 0: none "
+             "(default: %(default)s)")  # fmt: skip
     add("--threads", type=positive, metavar="N", help="CPU threads (default: all cores)")
     add("--max-adapters", type=positive, default=32, metavar="N",
         help="adapters kept in memory; others lie in --state until they are used (default: %(default)s)")  # fmt: skip

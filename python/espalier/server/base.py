@@ -65,6 +65,10 @@ class Job(Protocol):
 class Source(Protocol):
     """What may have work for a base: a model in training, or its samplers."""
 
+    @property
+    def has_begun(self) -> bool:
+        """Whether jobs are left of what has begun, for which a base that stops waits."""
+
     def next_job(self) -> Job | None:
         """The next one, if it is ready."""
 
@@ -116,7 +120,7 @@ class Base:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix=f"espalier-{name}")
         self._sources: collections.deque[Source] = collections.deque()
         self._wake = asyncio.Event()
-        self._is_stopped = False
+        self.is_stopped = False  # no more requests begin
         self._work: asyncio.Task[None] | None = None
 
     # On the thread of the base.
@@ -229,8 +233,8 @@ class Base:
         return await asyncio.get_running_loop().run_in_executor(self._thread, work)
 
     async def stop(self) -> None:
-        """After the job that runs. May be called twice."""
-        self._is_stopped = True
+        """After what has begun. May be called twice."""
+        self.is_stopped = True
         self._wake.set()
         if self._work is not None:
             await self._work
@@ -240,14 +244,16 @@ class Base:
         for _ in range(len(self._sources)):
             source = self._sources[0]
             self._sources.rotate(-1)
-            if (job := source.next_job()) is not None:
+            if (source.has_begun or not self.is_stopped) and (job := source.next_job()) is not None:
                 return job
         return None
 
     async def _run(self) -> None:
-        while not self._is_stopped:
+        while True:
             self._wake.clear()
             job = self._next_job()
+            if job is None and self.is_stopped:
+                return
             if job is None:
                 await self._wake.wait()
                 continue

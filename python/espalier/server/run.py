@@ -35,7 +35,7 @@ class _Server(uvicorn.Server):
 def _engine_options(arguments: argparse.Namespace) -> dict[str, Any]:
     given = {"dtype": arguments.dtype, "device": arguments.device, "memory_budget": arguments.memory_budget,
              "token_budget": arguments.token_budget, "threads": arguments.threads,
-             "strategy": arguments.strategy}  # fmt: skip
+             "strategy": arguments.strategy, "prefix_cache": arguments.prefix_cache}  # fmt: skip
     return {name: value for name, value in given.items() if value is not None}
 
 

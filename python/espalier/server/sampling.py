@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Samplers: what clients ask of the weights that they saved, or of the base.
 
-Requests that wait when the engine becomes free, and sample from one set of weights, are one call: prefixes that their prompts
-share are encoded once, for all samples of all of them. Each has the tokens that it would have alone (Engine.sample with a list
-of SamplingParams), so a `seed` gives the same tokens whatever else is asked.
+Requests of one set of weights are sampled side by side; they join and leave between tokens (espalier.Sampling). Prefixes that
+their prompts share are encoded once, for all samples of all of them, and kept for later ones. Each has the tokens that it
+would have alone, so a `seed` gives the same tokens whatever else is asked.
 """
 
 import secrets
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,7 +17,6 @@ from numpy.typing import NDArray
 
 import espalier
 
-from ..native import core
 from . import schema
 from .base import Adapter, Base, Counter
 from .data import MAX_TARGETS, fits_csr
@@ -24,8 +24,8 @@ from .errors import Refused
 from .futures import Failure, Future, Futures, failure_of
 from .requests import JsonTensor, Sample
 
-MAX_WAITING = 8192         # requests to a sampler
-TOKENS_AT_ONCE = 1 << 20   # new tokens of one call, before the next requests have their turn
+MAX_WAITING = 8192    # requests of a base whose samples are not done
+SLICE_SECONDS = 0.05  # of sampling, before models in training have their turn
 
 Weights = Callable[[], Adapter | None]  # None: the base's own
 
@@ -41,7 +41,8 @@ class Request:
     weights: Weights
     sequence_ids: list[str]
     targets: NDArray[np.int64] | None = None  # [len(prompt) - 1, K], -1: none
-    sequences: list["Sequence"] = field(default_factory=list)
+    sequences: dict[int, "Sequence"] = field(default_factory=dict)  # by number
+    kept_tokens: int = 0  # of the prompt: were not encoded for it
     prompt_logprobs: NDArray[np.floating[Any]] | None = None  # nan for the first token
     result: bytes | Failure | None = None
 
@@ -111,100 +112,161 @@ class Samplers:
         self._record = record
         self._tokenizer = tokenizer
         self._waiting: list[Request] = []
+        self._open: dict[Adapter | None, _Open] = {}  # by weights; those that sample
+        self._counted: dict[str, int] = {}
 
     def submit(self, request: Request) -> None:
         """Raises Refused where too many wait."""
-        if len(self._waiting) >= MAX_WAITING:
+        if len(self._waiting) + sum(len(each.requests) for each in list(self._open.values())) >= MAX_WAITING:
             raise Refused(f"expected at most {MAX_WAITING} waiting requests to samplers, received one more", 429)
         self._waiting.append(request)
         self.base.wake()
 
     def cancel(self, request_id: str) -> None:
-        """Drops a request that has not begun."""
-        for request in self._waiting:
+        """Drops a request; one that is sampled ends with its next token."""
+        for request in [*self._waiting, *(each for one in list(self._open.values()) for each in list(one.requests.values()))]:
             if request.future.request_id == request_id:
-                self._waiting.remove(request)
                 self._futures.finish(request.future, Failure("cancelled by the client", "user"))
-                return
+        self._waiting = [request for request in self._waiting if request.future.payload is None]
 
     def next_job(self) -> "_Job | None":
-        """The first request that waits, and others of its weights."""
-        if not self._waiting:
-            return None
-        weights = self._waiting[0].weights()
+        """Requests that have come join, and all go on."""
         taken: list[Request] = []
-        tokens = 0
-        for request in self._waiting:
-            if request.weights() is weights and (not taken or tokens < TOKENS_AT_ONCE):
-                taken.append(request)
-                tokens += request.max_tokens * request.sample.num_samples
-        numbers = {id(request) for request in taken}
-        self._waiting = [request for request in self._waiting if id(request) not in numbers]
-        return _Job(self, taken)
+        if not self.base.is_stopped:
+            taken, self._waiting = self._waiting, taken
+        return _Job(self, taken) if taken or self._open else None
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether requests are sampled."""
+        return bool(self._open)
+
+    def count(self) -> None:
+        """What the engine has done since the last time."""
+        counts = self.base.engine.sampling_counts
+        self._counter.add(**{name: count - self._counted.get(name, 0) for name, count in counts.items()})
+        self._counted = counts
 
 
 class _Job:
-    """Requests that are one call."""
+    """A slice of sampling: until a request is done or comes, or other jobs may have their turn."""
 
     def __init__(self, samplers: Samplers, requests: list[Request]) -> None:
         self._samplers = samplers
         self._requests = requests
-        self._engine = samplers.base.engine
+        self._done: list[Request] = []
 
     def run(self) -> None:
-        self._samplers.base.use(self._requests[0].weights())
-        self._sample()
-        self._score_prompts()
+        self._join()
+        self._go_on()
+        self._samplers.count()
+
+    def _join(self) -> None:
+        samplers = self._samplers
+        by_weights: dict[Adapter | None, list[Request]] = {}
         for request in self._requests:
             try:
-                request.result = self._response(request)
+                if request.stop_texts():
+                    samplers._tokenizer()
+                by_weights.setdefault(request.weights(), []).append(request)
+            except Exception as error:  # there is no tokenizer
+                self._done += _failed([request], failure_of(error))
+        for weights, requests in by_weights.items():
+            try:
+                if weights not in samplers._open:
+                    samplers._open[weights] = _Open(samplers, weights)
+                samplers._open[weights].add(requests)
             except Exception as error:
-                request.result = failure_of(error)
+                self._done += _failed(requests, failure_of(error))
+
+    def _go_on(self) -> None:
+        samplers = self._samplers
+        until = time.monotonic() + SLICE_SECONDS
+        while samplers._open:
+            for weights, each in list(samplers._open.items()):
+                self._done += each.step()
+                if not each.requests:
+                    del samplers._open[weights]
+            if self._done or samplers._waiting or time.monotonic() >= until:
+                break
 
     def finish(self) -> None:
-        for request in self._requests:
+        for request in self._done:
             assert request.result is not None
             if isinstance(request.result, bytes) and request.sample.record_stability_info:
-                for sequence_id, sequence in zip(request.sequence_ids, request.sequences):
-                    self._samplers._record(sequence_id, sequence.logprobs)
+                for number, sequence_id in enumerate(request.sequence_ids):
+                    self._samplers._record(sequence_id, request.sequences[number].logprobs)
             self._samplers._futures.finish(request.future, request.result)
 
     def fail(self, failure: Failure) -> None:
-        for request in self._requests:
+        for request in [*self._requests, *self._done]:
             self._samplers._futures.finish(request.future, failure)
 
-    def _sample(self) -> None:
-        requests, samplers = self._requests, self._samplers
-        prompts = [request.prompt for request in requests]
-        params = [request.params(samplers.base.stop_ids) for request in requests]
-        watch = StopTexts(requests, samplers._tokenizer) if any(request.stop_texts() for request in requests) else None
-        rows = iter(self._engine.sample(prompts, params, watch=watch))
-        for number, (request, each) in enumerate(zip(requests, params)):
-            for sample in range(each.samples):
-                row = next(rows)
-                tokens = np.asarray(row["input_ids"][len(request.prompt) :], np.int32)
-                stopped = int(tokens[-1]) in (each.stop_ids or ()) or (watch is not None and (number, sample) in watch.ended)
-                logprobs = np.asarray(row["logprobs"][len(request.prompt) :], np.float32)
-                request.sequences.append(Sequence(tokens, logprobs, stopped))
-        forest = core.build_forest(np.cumsum([0, *map(len, prompts)]), np.concatenate(prompts).astype(np.int32))
-        samplers._counter.add(
-            prompt_tokens=sum(len(each.prompt) * each.sample.num_samples for each in requests),
-            encoded_prompt_tokens=forest.tree_tokens,
-            sampled_tokens=sum(len(sequence.tokens) for each in requests for sequence in each.sequences))  # fmt: skip
 
-    def _score_prompts(self) -> None:
-        """In one call, in which prefixes that prompts share are encoded once."""
-        asking = [request for request in self._requests if request.sample.prompt_logprobs]
+class _Open:
+    """Requests that are sampled side by side, from one set of weights: as they were when the first of them began.
+
+    Raises:
+        InputError: The adapter is no more.
+    """
+
+    def __init__(self, samplers: Samplers, weights: Adapter | None) -> None:
+        self.requests: dict[int, Request] = {}  # by number of the prompt
+        self._samplers = samplers
+        self._engine = samplers.base.engine
+        samplers.base.use(weights)
+        self._weights = self._engine.adapter  # stays, though its adapter be dropped or lie on disk meanwhile
+        self._sampling = self._engine.sampling()
+        self._texts = StopTexts(samplers._tokenizer)
+
+    def add(self, requests: list[Request]) -> None:
+        """They join. Their prompts are scored in one call, in which prefixes that they share are encoded once."""
+        self._engine.use(self._weights)
+        asking = [request for request in requests if request.sample.prompt_logprobs]
         longer = [request.prompt for request in asking if len(request.prompt) > 1]
         scored = iter(self._engine.logprobs(longer) if longer else [])
         for request in asking:
             request.prompt_logprobs = np.full(len(request.prompt), np.nan, "<f4")
             if len(request.prompt) > 1:
                 request.prompt_logprobs[1:] = next(scored)[1:]
+        params = [request.params(self._samplers.base.stop_ids) for request in requests]
+        for number, request in zip(self._sampling.add([request.prompt for request in requests], params), requests, strict=True):
+            self.requests[number] = request
+            if texts := request.stop_texts():
+                self._texts.add(number, texts)
+
+    def step(self) -> list[Request]:
+        """Samples a token of each. Returns requests that are done, with results."""
+        try:
+            completions = self._sampling.step(self._watch)
+        except Exception as error:
+            failed = _failed(self.requests.values(), failure_of(error))
+            self.requests = {}
+            return failed
+        done = []
+        for each in completions:
+            request = self.requests[each.prompt]
+            request.sequences[each.sample] = Sequence(each.tokens, each.logprobs.astype(np.float32), each.is_stopped)
+            request.kept_tokens = each.kept_tokens
+            if len(request.sequences) == request.sample.num_samples:
+                done.append(self.requests.pop(each.prompt))
+                self._texts.forget(each.prompt)
+                try:
+                    request.result = self._response(request)
+                except Exception as error:
+                    request.result = failure_of(error)
+        return done
+
+    def _watch(self, new: NDArray[np.int64]) -> list[bool]:
+        """Ends what has its stop string, and what nobody waits for."""
+        ended = self._texts(new)
+        return [end or self.requests[prompt].future.payload is not None for end, prompt in zip(ended, new[:, 0].tolist())]
 
     def _response(self, request: Request) -> bytes:
-        message = schema.SampleResponse(prompt_cache_hit_tokens=0)
-        for sequence in request.sequences:
+        self._engine.use(self._weights)
+        message = schema.SampleResponse(prompt_cache_hit_tokens=request.kept_tokens)
+        sequences = [request.sequences[number] for number in range(request.sample.num_samples)]
+        for sequence in sequences:
             message.sequences.add(stop_reason=schema.STOP if sequence.is_stopped else schema.LENGTH,
                                   tokens=sequence.tokens.astype("<i4").tobytes(),
                                   logprobs=sequence.logprobs.astype("<f4").tobytes())  # fmt: skip
@@ -216,7 +278,7 @@ class _Job:
         if sample.topk_prompt_logprobs > 0:
             self._set_topk(message.topk_prompt_logprobs, prompt, sample.topk_prompt_logprobs, 0)
         if sample.topk_sample_logprobs > 0:
-            for sequence, each in zip(request.sequences, message.sequences):
+            for sequence, each in zip(sequences, message.sequences):
                 whole = np.concatenate([prompt, sequence.tokens])
                 self._set_topk(each.topk_sampled_logprobs, whole, sample.topk_sample_logprobs, len(prompt))
         if request.targets is not None:
@@ -266,30 +328,40 @@ def _set_tensor(message: Any, values: NDArray[Any]) -> None:
     message.shape.extend(values.shape)
 
 
+def _failed(requests: Iterable[Request], failure: Failure) -> list[Request]:
+    failed = list(requests)
+    for request in failed:
+        request.result = failure
+    return failed
+
+
 class StopTexts:
-    """Ends completions at the token with which their text has a stop string: `watch` of Engine.sample.
+    """Finds the tokens with which the texts of completions have stop strings: a `watch` of Engine.sample.
 
     Args:
-        requests: In the order of the prompts.
         tokenizer: Makes that of the model.
     """
 
-    def __init__(self, requests: list[Request], tokenizer: Callable[[], Any]) -> None:
-        self.ended: set[tuple[int, int]] = set()
-        self._texts = [request.stop_texts() for request in requests]
-        self._decode = tokenizer().decode
-        self._tokens: dict[tuple[int, int], list[int]] = {}
+    def __init__(self, tokenizer: Callable[[], Any]) -> None:
+        self._tokenizer = tokenizer
+        self._texts: dict[int, list[str]] = {}  # by prompt
+        self._tokens: dict[int, dict[int, list[int]]] = {}  # by prompt and sample
+
+    def add(self, prompt: int, texts: list[str]) -> None:
+        """Stop strings of a prompt."""
+        self._texts[prompt], self._tokens[prompt] = texts, {}
+
+    def forget(self, prompt: int) -> None:
+        self._texts.pop(prompt, None)
+        self._tokens.pop(prompt, None)
 
     def __call__(self, new: NDArray[np.int64]) -> list[bool]:
-        ends = []
-        for prompt, sample, token in new.tolist():
-            texts, key = self._texts[prompt], (prompt, sample)
-            tokens = self._tokens.setdefault(key, [])
-            tokens.append(token)
-            # A character is at most four tokens of a byte each, and the string ends with the new token.
-            tail = tokens[-4 * max(map(len, texts), default=0) - 4 :]
-            has_text = bool(texts) and any(text in self._decode(tail) for text in texts)
-            if has_text:
-                self.ended.add(key)
-            ends.append(has_text)
-        return ends
+        return [prompt in self._texts and self._has_text(prompt, sample, token) for prompt, sample, token in new.tolist()]
+
+    def _has_text(self, prompt: int, sample: int, token: int) -> bool:
+        tokens = self._tokens[prompt].setdefault(sample, [])
+        tokens.append(token)
+        texts = self._texts[prompt]
+        # A character is at most four tokens of a byte each, and the string ends with the new token.
+        tail = self._tokenizer().decode(tokens[-4 * max(map(len, texts)) - 4 :])
+        return any(text in tail for text in texts)

@@ -65,6 +65,8 @@ class Model:
         counter: Of the server.
     """
 
+    has_begun = False  # a job is all of what it does
+
     def __init__(self, model_id: str, base: Base, lora: LoraSettings, futures: Futures, counter: Counter) -> None:
         self.model_id = model_id
         self.base = base

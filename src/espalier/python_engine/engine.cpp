@@ -118,6 +118,21 @@ bool prove_kernels(int index) {
   });
 }
 
+struct OpenSampling {
+  OpenSampling(std::shared_ptr<Trained> given, const SampleOptions& sizes, const SamplingMemory& memory)
+      : trained(std::move(given)),
+        weights(trained->weights),
+        tree(memory.tree),
+        sampling(trained->decoder(), sizes, memory) {}
+
+  const std::shared_ptr<Trained> trained;
+  const int64_t weights;  // the number of its weights
+  const std::shared_ptr<PrefixTree> tree;
+  int64_t prompts = 0;       // so far
+  SamplingCounts counted{};  // of the engine's counts
+  Sampling sampling;
+};
+
 struct Engine::State {
   /// In the scope of the machine's kernels.
   State(const fs::path& model, const EngineOptions& given, const Machine& machine,
@@ -134,6 +149,7 @@ struct Engine::State {
         now(base),
         config(base->decoder().config()),
         routers(router_shape(config)),
+        prefixes(std::make_shared<PrefixTree>(config, given.prefix_cache)),
         times(given.planning.costs({.config = config, .dtype = dtype, .device = device}).time) {
     if (given.train.trains_adapter()) now = new_adapter(given);
     stop_ids.wait();
@@ -160,7 +176,36 @@ struct Engine::State {
   }
 
   std::shared_ptr<Trained> trained(Decoder decoder, std::optional<LoraOptions> lora) const {
-    return std::make_shared<Trained>(std::move(decoder), std::move(lora), options.train.optimizer, group);
+    auto made =
+        std::make_shared<Trained>(std::move(decoder), std::move(lora), options.train.optimizer, group);
+    made->weights = ++num_weights;
+    return made;
+  }
+
+  /// Before the weights in use change: nothing that was made of them is used again. Those of the base are
+  /// under all adapters.
+  void forget_weights() {
+    if (now == base) prefixes = std::make_shared<PrefixTree>(config, options.prefix_cache);
+    now->weights = ++num_weights;
+    ready_weights.reset();
+  }
+
+  SamplingMemory memory() {
+    std::shared_ptr<ReadyWeights> ready = ready_weights.lock();
+    if (!ready) ready_weights = ready = std::make_shared<ReadyWeights>();
+    return {prefixes, prefixes->root(now->weights), ready};
+  }
+
+  /// Adds what a Sampling has counted since it had counted `before`.
+  void count(const SamplingCounts& after, const SamplingCounts& before = {}) {
+    counts.flat_prompt_tokens += after.flat_prompt_tokens - before.flat_prompt_tokens;
+    counts.kept_prompt_tokens += after.kept_prompt_tokens - before.kept_prompt_tokens;
+    counts.encoded_prompt_tokens += after.encoded_prompt_tokens - before.encoded_prompt_tokens;
+    counts.sampled_tokens += after.sampled_tokens - before.sampled_tokens;
+  }
+
+  SampleOptions sample_options(const SamplingFlags& given) const {
+    return given.resolved([&] { return stop_ids.get(); }, config.vocab_size);
   }
 
   /// What is trained is in this dtype.
@@ -180,6 +225,11 @@ struct Engine::State {
   std::shared_ptr<Trained> now;                       // in use
   const DecoderConfig& config;
   RouterShape routers;
+  std::shared_ptr<PrefixTree> prefixes;               // of all adapters, and of the base
+  std::weak_ptr<ReadyWeights> ready_weights{};        // while something is sampled
+  std::vector<std::shared_ptr<OpenSampling>> open{};  // ends in a call, whoever has let go of it
+  SamplingCounts counts{};
+  mutable int64_t num_weights = 0;
   TimeModel times;  // for comparing plans, without adapters
   std::atomic<bool> is_busy{false};
 
@@ -191,6 +241,7 @@ struct Engine::State {
     const std::unique_ptr<std::atomic<bool>, void (*)(std::atomic<bool>*)> busy(
         &is_busy, [](std::atomic<bool>* flag) { flag->store(false); });
     const KernelScope scope(kernels);
+    std::erase_if(open, [](const auto& sampling) { return sampling.use_count() == 1; });
     return plainly(body);
   }
 
@@ -215,6 +266,17 @@ struct Engine::State {
 };
 
 namespace {
+
+TokenWatch told(const Watch& watch) {
+  if (!watch) return {};
+  return [&watch](std::span<const Completion* const> completions) {
+    std::vector<int64_t> tokens;
+    for (const Completion* each : completions) {
+      tokens.insert(tokens.end(), {each->row, each->sample, each->tokens.back()});
+    }
+    return watch(std::move(tokens));
+  };
+}
 
 std::vector<int64_t> rows_of(const Trajectories& rows, const Indices& indices) {
   if (indices) {
@@ -399,6 +461,7 @@ Metrics Engine::optim_step(const NamedTexts& settings) {
     Trained& now = *state_->now;
     const double norm = now.grad_norm;
     now.trainer.optimizer().options() = options.optimizer;
+    state_->forget_weights();
     now.trainer.update(options.learning_rate, norm);
     now.clear();
     ++now.step;
@@ -439,31 +502,87 @@ TokenLogprobs Engine::logprobs(const Trajectories& rows, int64_t top_k, const Pr
 Trajectories Engine::sample(const Trajectories& rows, const NamedTexts& options,
                             const std::vector<NamedTexts>& of_rows, const Progress& progress,
                             const Watch& watch) {
-  return state_->call([&] {
+  State& state = *state_;
+  return state.call([&] {
     SampleOptions sampling;
-    const Trajectories prompts = state_->group.together([&] {
-      state_->check_whole();
+    const Trajectories prompts = state.group.together([&] {
+      state.check_whole();
       const SamplingFlags flags = parse_sampling_options(options);
-      state_->check_rows(rows, rows_of(rows, std::nullopt));
-      const auto resolved = [&](const SamplingFlags& given) {
-        return given.resolved([&] { return state_->stop_ids.get(); }, state_->config.vocab_size);
-      };
-      sampling = of_rows.empty() ? resolved(flags) : flags.options;
-      for (const NamedTexts& own : of_rows) sampling.rows.push_back(resolved(parse_sampling_options(own)));
+      state.check_rows(rows, rows_of(rows, std::nullopt));
+      sampling = of_rows.empty() ? state.sample_options(flags) : flags.options;
+      for (const NamedTexts& own : of_rows) {
+        sampling.rows.push_back(state.sample_options(parse_sampling_options(own)));
+      }
       return prompts_of(rows, flags.whole_rows);
     });
-    const auto told = [&](std::span<const Completion* const> completions) {
-      std::vector<int64_t> tokens;
-      for (const Completion* each : completions)
-        tokens.insert(tokens.end(), {each->row, each->sample, each->tokens.back()});
-      return watch(std::move(tokens));
-    };
     const SampleResult result = espalier::sample(
-        state_->now->decoder(), prompts, sampling,
-        [&](const SampleProgress& done) { progress(done.finished, done.completions); },
-        watch ? TokenWatch(told) : TokenWatch(), state_->group);
+        state.now->decoder(), prompts, sampling,
+        {.progress = [&](const SampleProgress& done) { progress(done.finished, done.completions); },
+         .watch = told(watch)},
+        state.memory(), state.group);
+    state.count(result);
     check_mapped_files();
     return espalier::rows_of(result.completions, rows, prompts);
+  });
+}
+
+EngineSampling Engine::sampling(const NamedTexts& options) {
+  State& state = *state_;
+  return state.call([&] {
+    state.check_whole();
+    state.open.push_back(
+        std::make_shared<OpenSampling>(state.now, parse_sampling_options(options).options, state.memory()));
+    return EngineSampling{state.open.back()};
+  });
+}
+
+int64_t Engine::add(const EngineSampling& sampling, const Trajectories& rows,
+                    const std::vector<NamedTexts>& of_rows) {
+  State& state = *state_;
+  OpenSampling& open = *sampling.open;
+  return state.call([&] {
+    state.check_rows(rows, rows_of(rows, std::nullopt));
+    std::vector<SampleOptions> options;
+    for (int64_t row = 0; row < rows.num_rows(); ++row) {
+      options.push_back(state.sample_options(parse_sampling_options(of_rows[row])));
+      Sampling::check(open.trained->decoder(), row, rows.row_size(row), options.back());
+    }
+    const int64_t first = open.prompts;
+    for (int64_t row = 0; row < rows.num_rows(); ++row) {
+      open.sampling.add(open.prompts++, rows.row(row), options[row], /*place=*/0);
+    }
+    check_mapped_files();
+    return first;
+  });
+}
+
+std::vector<Completion> Engine::sample_on(const EngineSampling& sampling, const Watch& watch) {
+  State& state = *state_;
+  OpenSampling& open = *sampling.open;
+  return state.call([&] {
+    open.trained->check_whole();
+    ESPALIER_CHECK(
+        open.tree == state.prefixes && open.weights == open.trained->weights,
+        "sampling: expected the weights that it began with, but they were trained or loaded since");
+    std::vector<Completion> done = open.sampling.step(told(watch));
+    state.count(open.sampling.counts(), open.counted);
+    open.counted = open.sampling.counts();
+    return done;
+  });
+}
+
+bool Engine::is_idle(const EngineSampling& sampling) {
+  return sampling.open->sampling.is_idle();
+}
+
+Metrics Engine::sampling_counts() {
+  return state_->call([&] {
+    const SamplingCounts& counts = state_->counts;
+    return Metrics{{"prompt_tokens", counts.flat_prompt_tokens},
+                   {"kept_prompt_tokens", counts.kept_prompt_tokens},
+                   {"encoded_prompt_tokens", counts.encoded_prompt_tokens},
+                   {"sampled_tokens", counts.sampled_tokens},
+                   {"prefix_cache_bytes", state_->prefixes->bytes()}};
   });
 }
 
@@ -529,6 +648,7 @@ std::vector<std::string> Engine::load(const fs::path& folder, bool with_optimize
     now.check_trains();
     state_->check_checkpoint(path, saved, with_optimizer, &notes);
     now.is_half_loaded = true;
+    state_->forget_weights();
     now.clear();
     Optimizer& optimizer = now.trainer.optimizer();
     load_checkpoint(path, &now.trainer.decoder(), with_optimizer ? &optimizer : nullptr);

@@ -17,6 +17,7 @@
 #include "espalier/base/options.h"
 #include "espalier/data/trajectories.h"
 #include "espalier/objective/custom_function.h"
+#include "espalier/sample/completion.h"
 
 namespace espalier::python_engine {
 
@@ -73,6 +74,12 @@ struct EngineAdapter {
   std::shared_ptr<Trained> trained;
 };
 
+/// Prompts that an Engine samples side by side. Of the Engine that made it.
+struct OpenSampling;
+struct EngineSampling {
+  std::shared_ptr<OpenSampling> open;
+};
+
 /// Not reentrant: a call during another, from a thread or a callback, throws InputError. If forward_backward
 /// fails after it has started, also by an exception of a callback, all gradients are cleared. Only optim_step
 /// and load change weights; if one of them fails half-way, only load is allowed afterwards.
@@ -117,6 +124,21 @@ class Engine {
   /// `progress` is called after each token with finished and all completions. Gradients are kept.
   Trajectories sample(const Trajectories& rows, const NamedTexts& options,
                       const std::vector<NamedTexts>& of_rows, const Progress& progress, const Watch& watch);
+
+  /// Samples prompts that come while others are sampled (sample/sampling.h), with the weights that are in use
+  /// now, also when others are; options: the sizes of `espalier sample`. Each rank has its own.
+  EngineSampling sampling(const NamedTexts& options);
+  /// Whole rows as prompts, each with its options. Returns the number of the first one.
+  int64_t add(const EngineSampling& sampling, const Trajectories& rows,
+              const std::vector<NamedTexts>& of_rows);
+  /// A token more of every completion that goes on. Returns those that are done; rows are numbers of prompts.
+  /// After an exception nothing goes on. Throws InputError if the weights have changed since `sampling`.
+  std::vector<Completion> sample_on(const EngineSampling& sampling, const Watch& watch);
+  static bool is_idle(const EngineSampling& sampling);
+
+  /// prompt_tokens, of all completions; kept_prompt_tokens and encoded_prompt_tokens, of prompts;
+  /// sampled_tokens; prefix_cache_bytes, which are kept now.
+  Metrics sampling_counts();
 
   /// Gradients accumulated since the last optim_step, by parameter; undefined ones are omitted.
   std::vector<HostArray> gradients();

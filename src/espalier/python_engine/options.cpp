@@ -63,6 +63,13 @@ void EngineOptions::add(OptionList* list) {
   planning.add(list, /*predicts=*/false);
   device.add(list, /*trains=*/true);
   add_threads(list);
+  constexpr int64_t kFewestBareBytes = 65'536;
+  list->add(
+      "prefix-cache", &prefix_cache,
+      "Memory for keys, values and states of prompts and completions that are kept between calls of "
+      "sample, such as 1GiB: prompts that go on from them encode only what is new. What was not used for "
+      "the longest time goes first (0: nothing is kept)",
+      {.bytes = true, .fewest_bare = kFewestBareBytes});
   lora.add(list);
   list->add("seed", &train.seed, "Seed of new adapters", {.group = "LoRA"});
 }

@@ -17,7 +17,8 @@ struct EngineOptions {
   TrainOptions train;
   Planning planning;
   DeviceOptions device;
-  LoraFlags lora;  // of which `train` has what they ask for, once they are parsed
+  int64_t prefix_cache = 0;  // bytes
+  LoraFlags lora;            // of which `train` has what they ask for, once they are parsed
 
   void add(OptionList* list);
 };

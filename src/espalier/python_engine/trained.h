@@ -41,6 +41,7 @@ struct Trained {
   StepTrainer trainer;
   std::optional<LoraOptions> lora;
   ModelCost cost;
+  int64_t weights = 0;    // a number that no other weights of the engine have, and these until they change
   int64_t step = 0;       // optimiser steps done
   double grad_norm = 0;   // of the accumulated gradients
   int64_t num_added = 0;  // calls of forward_backward since the last step

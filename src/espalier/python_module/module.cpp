@@ -63,13 +63,32 @@ nb::tuple logprobs(Engine& engine, const Trajectories& rows, int64_t top_k, nb::
                         python::take(std::move(found.top_logprobs)));
 }
 
-Trajectories sample(Engine& engine, const Trajectories& rows, const NamedTexts& options,
-                    const std::vector<NamedTexts>& of_rows, nb::handle progress, nb::handle watch) {
-  const auto ends = [watch](std::vector<int64_t> tokens) {
+Watch watched(nb::handle watch) {
+  if (watch.is_none()) return {};
+  return [watch](std::vector<int64_t> tokens) {
     const nb::gil_scoped_acquire acquire;
     return nb::cast<std::vector<bool>>(watch(python::take(std::move(tokens))));
   };
-  return engine.sample(rows, options, of_rows, watching(progress), watch.is_none() ? Watch() : Watch(ends));
+}
+
+Trajectories sample(Engine& engine, const Trajectories& rows, const NamedTexts& options,
+                    const std::vector<NamedTexts>& of_rows, nb::handle progress, nb::handle watch) {
+  return engine.sample(rows, options, of_rows, watching(progress), watched(watch));
+}
+
+/// Lists of (prompt, sample, tokens, logprobs, stopped, kept_tokens).
+nb::list sample_on(Engine& engine, const EngineSampling& sampling, nb::handle watch) {
+  std::vector<Completion> done;
+  {
+    const Interruptible work;
+    done = engine.sample_on(sampling, watched(watch));
+  }
+  nb::list found;
+  for (Completion& each : done) {
+    found.append(nb::make_tuple(each.row, each.sample, python::take(std::move(each.tokens)),
+                                python::take(std::move(each.logprobs)), each.stopped, each.kept_tokens));
+  }
+  return found;
 }
 
 nb::object to_array(const HostArray& array) {
@@ -96,6 +115,8 @@ nb::dict gradients(Engine& engine) {
 void bind_engine(nb::module_& module) {
   nb::class_<EngineAdapter>(module, "Adapter", "An adapter of an Engine, or its weights alone.")
       .def(nb::init<>(), "The weights alone.");
+  nb::class_<EngineSampling>(module, "Sampling", "Prompts that an Engine samples side by side.")
+      .def_prop_ro("is_idle", &Engine::is_idle, "Whether nothing goes on.");
   const nb::call_guard<Interruptible> work;
   nb::class_<Engine>(
       module, "Engine",
@@ -126,6 +147,14 @@ void bind_engine(nb::module_& module) {
            nb::arg("progress").none(), nb::arg("watch").none(), work,
            "Completions of the rows' prompts as rows. watch(int64 [B * 3] of row, sample and new token): "
            "which ones end.")
+      .def("sampling", &Engine::sampling, nb::arg("options"), work,
+           "Begins to sample with the weights in use, without prompts.")
+      .def("add", &Engine::add, nb::arg("sampling"), nb::arg("rows"), nb::arg("of_rows"), work,
+           "Whole rows as prompts, each with its options. Returns the number of the first one.")
+      .def("sample_on", &sample_on, nb::arg("sampling"), nb::arg("watch").none(),
+           "A token more. Returns (prompt, sample, int32 tokens, float64 logprobs, stopped, kept_tokens) of "
+           "completions that are done. watch: as of sample.")
+      .def("sampling_counts", &Engine::sampling_counts, work, "Tokens by name, and bytes that are kept.")
       .def("gradients", &gradients, "Copies of the gradients, by the names of the parameters.")
       .def("zero_gradients", &Engine::zero_gradients, "Forgets all gradients.")
       .def("save", &Engine::save, nb::arg("folder"), nb::arg("dtype"), work, "Writes a checkpoint.")

@@ -1,10 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "espalier/sample/sampler.h"
 
-#include <ATen/ATen.h>
-#include <ATen/Parallel.h>
 #include <fmt/ranges.h>
-#include <torch/csrc/autograd/grad_mode.h>
 
 #include <algorithm>
 #include <iterator>
@@ -13,15 +10,8 @@
 #include <utility>
 
 #include "espalier/base/check.h"
-#include "espalier/base/interrupt.h"
-#include "espalier/base/rng.h"
 #include "espalier/data/builder.h"
 #include "espalier/engine/step.h"
-#include "espalier/model/gradient_accumulation.h"
-#include "espalier/runtime/device.h"
-#include "espalier/runtime/stopwatch.h"
-#include "espalier/sample/decode_batch.h"
-#include "espalier/sample/encoded_prompts.h"
 
 namespace espalier {
 
@@ -55,242 +45,34 @@ Trajectories prompts_of(const Trajectories& trajectories, bool whole_rows) {
 
 namespace {
 
-/// Number of tokens shared by the root paths of two nodes.
-int64_t shared_tokens(const Forest& forest, int64_t a, int64_t b) {
-  const std::vector<int64_t> first = root_path(forest, a), second = root_path(forest, b);
-  int64_t tokens = 0;
-  for (size_t i = 0; i < std::min(first.size(), second.size()) && first[i] == second[i]; ++i) {
-    tokens += forest.node_size(first[i]);
+/// sample() of a part of the rows, in this order.
+SampleResult sample_rows(Sampling& sampling, const Trajectories& prompts, std::span<const int64_t> rows,
+                         const SampleOptions& options, const SampleEvents& events) {
+  SampleProgress status;
+  int64_t most_new_tokens = 1, finished_tokens = 0;
+  for (const int64_t row : rows) {
+    const bool has_own = !options.rows.empty();
+    const SampleOptions& own = has_own ? options.rows[row] : options;
+    sampling.add(row, prompts.row(row), own, has_own ? 0 : row);
+    status.completions += own.samples;
+    most_new_tokens = std::max(most_new_tokens, own.max_new_tokens);
   }
-  return tokens;
+  SampleResult result;
+  while (!sampling.is_idle()) {
+    for (Completion& completion : sampling.step(events.watch)) {
+      ++status.finished;
+      finished_tokens += static_cast<int64_t>(completion.tokens.size());
+      result.completions.push_back(std::move(completion));
+    }
+    status.sampled_tokens = sampling.counts().sampled_tokens;
+    const auto open = static_cast<double>(status.sampled_tokens - finished_tokens);
+    status.fraction = (static_cast<double>(status.finished) + open / static_cast<double>(most_new_tokens)) /
+                      static_cast<double>(status.completions);
+    if (events.progress) events.progress(status);
+  }
+  static_cast<SamplingCounts&>(result) = sampling.counts();
+  return result;
 }
-
-// Tokens per micro-batch of prompts: large enough for full speed, small enough for little activation memory.
-constexpr int64_t kMicroBatchTokens = 4096;
-
-void check_options(const Decoder& decoder, const SampleOptions& options) {
-  const auto from_one = [](const char* name, int64_t value) {
-    ESPALIER_CHECK(value >= 1, "{}: expected 1 or more, received {}", name, value);
-  };
-  from_one("samples", options.samples);
-  from_one("max-new-tokens", options.max_new_tokens);
-  from_one("batch-size", options.batch_size);
-  from_one("token-budget", options.token_budget);
-  for (const int32_t id : options.stop_ids) {
-    ESPALIER_CHECK(0 <= id && id < decoder.vocab_size(),
-                   "--stop-id: expected ids below the vocabulary size {}, received {}", decoder.vocab_size(),
-                   id);
-  }
-  TokenChooser{options.choice};  // throws if an option is out of range
-  for (const SampleOptions& row : options.rows) check_options(decoder, row);
-}
-
-void check_prompts(const Decoder& decoder, const Trajectories& prompts) {
-  const int64_t most = decoder.config().max_position_embeddings;
-  for (int64_t row = 0; row < prompts.num_rows(); ++row) {
-    ESPALIER_CHECK(most == 0 || prompts.row_size(row) < most,
-                   "trajectory {}: expected a prompt of fewer than {} tokens (max_position_embeddings), "
-                   "received {}",
-                   prompts.name(row), most, prompts.row_size(row));
-  }
-}
-
-/// The random stream of one sample of one row.
-Rng sample_stream(uint64_t seed, int64_t row, int64_t sample) {
-  return Rng(seed, (static_cast<uint64_t>(row) << 32) | static_cast<uint64_t>(sample));
-}
-
-/// A completion that is being sampled.
-struct Sequence {
-  Completion completion;
-  const SampleOptions* options;
-  int64_t prompt;  // index in the encoded group
-  int64_t most;    // maximum number of tokens
-  Rng rng;
-
-  bool done() const { return completion.stopped || static_cast<int64_t>(completion.tokens.size()) == most; }
-};
-
-class Sampler {
- public:
-  Sampler(const Decoder& decoder, const Trajectories& prompts, const SampleOptions& options,
-          const std::function<void(const SampleProgress&)>& progress, const TokenWatch& watch)
-      : decoder_(decoder), prompts_(prompts), options_(options), progress_(progress), watch_(watch) {
-    for (int64_t row = 0; row < prompts.num_rows(); ++row) {
-      most_new_tokens_ = std::max(most_new_tokens_, options_of(row).max_new_tokens);
-    }
-  }
-
-  SampleResult run(const Group& ranks) {
-    const accumulating::PreparedWeights prepared;
-    const auto groups = prompt_groups(forest_of(prompts_, {}), options_.token_budget, ranks);
-    for (const std::vector<int64_t>& group : groups) {
-      for (const int64_t row : group) status_.completions += options_of(row).samples;
-    }
-    for (const std::vector<int64_t>& group : groups) run_group(group);
-    return std::move(result_);
-  }
-
- private:
-  void run_group(const std::vector<int64_t>& rows) {
-    Stopwatch encoding(decoder_.device());
-    encoding.start();
-    const EncodedPrompts encoded(decoder_, prompts_, rows, std::min(kMicroBatchTokens, options_.token_budget),
-                                 [&](int64_t, int64_t) { report_progress(); });
-    encoding.stop();
-    synchronize(decoder_.device());
-    result_.prompt_seconds += encoding.seconds();
-    result_.encoded_prompt_tokens += encoded.tree_tokens();
-
-    Stopwatch decoding(decoder_.device());
-    decoding.start();
-    std::vector<Sequence> live, waiting = make_sequences(rows);  // the next one last
-    const auto most = static_cast<size_t>(options_.batch_size);
-    DecodeBatch batch(decoder_, encoded, static_cast<int64_t>(std::min(most, waiting.size())));
-    while (!waiting.empty() || !live.empty()) {
-      check_interrupt();
-      std::vector<Sequence> new_sequences;
-      while (!waiting.empty() && live.size() + new_sequences.size() < most) {
-        new_sequences.push_back(std::move(waiting.back()));
-        waiting.pop_back();
-      }
-      begin(encoded, std::move(new_sequences), &batch, &live);
-      if (live.empty()) continue;
-      std::vector<int32_t> tokens;
-      for (const Sequence& sequence : live) tokens.push_back(sequence.completion.tokens.back());
-      choose(logits_of(batch.step(tokens)), live);
-      ++result_.decode_steps;
-      finish_done(&batch, &live);
-    }
-    decoding.stop();
-    result_.decode_seconds += decoding.seconds();
-  }
-
-  const SampleOptions& options_of(int64_t row) const {
-    return options_.rows.empty() ? options_ : options_.rows[row];
-  }
-
-  std::vector<Sequence> make_sequences(const std::vector<int64_t>& rows) const {
-    const int64_t limit = decoder_.config().max_position_embeddings;
-    std::vector<Sequence> sequences;
-    for (auto prompt = static_cast<int64_t>(rows.size()) - 1; prompt >= 0; --prompt) {
-      const int64_t row = rows[prompt], place = options_.rows.empty() ? row : 0;
-      const SampleOptions& own = options_of(row);
-      int64_t most = own.max_new_tokens;
-      if (limit > 0) most = std::min(most, limit - prompts_.row_size(row));
-      for (int64_t sample = own.samples - 1; sample >= 0; --sample) {
-        sequences.push_back(
-            {{.row = row, .sample = sample}, &own, prompt, most, sample_stream(own.seed, place, sample)});
-      }
-    }
-    return sequences;
-  }
-
-  /// Samples the first tokens, which the prompts predict. Sequences that do not end there become live.
-  void begin(const EncodedPrompts& encoded, std::vector<Sequence> sequences, DecodeBatch* batch,
-             std::vector<Sequence>* live) {
-    if (sequences.empty()) return;
-    std::vector<int64_t> prompt_index;
-    for (const Sequence& sequence : sequences) {
-      prompt_index.push_back(sequence.prompt);
-      result_.flat_prompt_tokens += encoded.size(sequence.prompt);
-    }
-    const at::Tensor rows = at::tensor(prompt_index, at::kLong).to(decoder_.device());
-    choose(logits_of(encoded.last_hidden().index_select(0, rows)), sequences);
-    for (Sequence& sequence : sequences) {
-      if (sequence.done()) {
-        finish(std::move(sequence));
-      } else {
-        batch->add(sequence.prompt);
-        live->push_back(std::move(sequence));
-      }
-    }
-  }
-
-  /// Logits [B, V] on the host, in the accumulator dtype.
-  at::Tensor logits_of(const at::Tensor& hidden) const {
-    const at::NoGradGuard no_grad;
-    const at::Tensor logits =
-        accumulating::head_logits(decoder_.final_norm(hidden), decoder_.lm_head_weight());
-    return decoder_.capped(logits).cpu();
-  }
-
-  /// Chooses a token for each sequence from its row of logits, rows in parallel.
-  void choose(const at::Tensor& logits, std::vector<Sequence>& sequences) {
-    const auto choose_as = [&]<class Scalar>(Scalar) {
-      const at::Tensor rows = logits.contiguous();
-      const auto width = static_cast<size_t>(rows.size(1));
-      at::parallel_for(0, rows.size(0), 1, [&](int64_t begin, int64_t end) {
-        TokenChooser chooser(sequences[begin].options->choice);
-        for (int64_t i = begin; i < end; ++i) {
-          Sequence& sequence = sequences[i];
-          const SampleOptions& own = *sequence.options;
-          if (i > begin && own.choice != sequences[i - 1].options->choice) chooser = TokenChooser(own.choice);
-          const TokenChoice chosen =
-              chooser.choose(std::span<const Scalar>(rows.const_data_ptr<Scalar>() + i * width, width),
-                             sequence.rng.uniform());
-          sequence.completion.tokens.push_back(chosen.token);
-          sequence.completion.logprobs.push_back(chosen.logprob);
-          sequence.completion.stopped = std::ranges::find(own.stop_ids, chosen.token) != own.stop_ids.end();
-        }
-      });
-    };
-    if (logits.scalar_type() == at::kDouble) {
-      choose_as(double());
-    } else {
-      choose_as(float());
-    }
-    result_.sampled_tokens += static_cast<int64_t>(sequences.size());
-    report_progress();
-    if (!watch_) return;
-    std::vector<const Completion*> completions;
-    for (const Sequence& sequence : sequences) completions.push_back(&sequence.completion);
-    const std::vector<bool> ends = watch_(completions);
-    for (size_t i = 0; i < ends.size(); ++i) sequences[i].completion.stopped |= ends[i];
-  }
-
-  void finish_done(DecodeBatch* batch, std::vector<Sequence>* live) {
-    std::vector<bool> keep;
-    for (const Sequence& sequence : *live) keep.push_back(!sequence.done());
-    if (std::ranges::find(keep, false) == keep.end()) return;
-    batch->keep(keep);
-    std::vector<Sequence> rest;
-    for (Sequence& sequence : *live) {
-      if (sequence.done()) {
-        finish(std::move(sequence));
-      } else {
-        rest.push_back(std::move(sequence));
-      }
-    }
-    *live = std::move(rest);
-  }
-
-  void finish(Sequence sequence) {
-    ++status_.finished;
-    finished_tokens_ += static_cast<int64_t>(sequence.completion.tokens.size());
-    result_.completions.push_back(std::move(sequence.completion));
-  }
-
-  void report_progress() {
-    if (!progress_) return;
-    status_.sampled_tokens = result_.sampled_tokens;
-    const int64_t open = result_.sampled_tokens - finished_tokens_;
-    const auto most = static_cast<double>(most_new_tokens_);
-    status_.fraction = (static_cast<double>(status_.finished) + static_cast<double>(open) / most) /
-                       static_cast<double>(status_.completions);
-    progress_(status_);
-  }
-
-  const Decoder& decoder_;
-  const Trajectories& prompts_;
-  const SampleOptions& options_;
-  const std::function<void(const SampleProgress&)>& progress_;
-  const TokenWatch& watch_;
-  int64_t most_new_tokens_ = 1;
-  SampleResult result_;
-  SampleProgress status_;
-  int64_t finished_tokens_ = 0;
-};
 
 /// The first `size` tokens of a row. Loss and log-probabilities are kept if the prompt has tokens with loss.
 TrajectoryRow prompt_row(const Trajectories& rows, int64_t r, int64_t size) {
@@ -337,7 +119,8 @@ SampleResult of_all_ranks(SampleResult result, const Group& group) {
   std::ranges::sort(result.completions, {}, [](const Completion& completion) {
     return std::pair(completion.row, completion.sample);
   });
-  for (int64_t* count : {&result.flat_prompt_tokens, &result.encoded_prompt_tokens, &result.sampled_tokens}) {
+  for (int64_t* count : {&result.flat_prompt_tokens, &result.kept_prompt_tokens,
+                         &result.encoded_prompt_tokens, &result.sampled_tokens}) {
     *count = static_cast<int64_t>(group.add_up(std::vector{static_cast<double>(*count)}).front());
   }
   return result;
@@ -345,41 +128,27 @@ SampleResult of_all_ranks(SampleResult result, const Group& group) {
 
 }  // namespace
 
-std::vector<std::vector<int64_t>> prompt_groups(const Forest& forest, int64_t token_budget,
-                                                const Group& group) {
+std::vector<int64_t> prompt_order(const Forest& forest, const Group& group) {
   const int64_t count = forest.num_trajectories();
   std::vector<int64_t> order(count);
   std::iota(order.begin(), order.end(), 0);
-  std::stable_sort(order.begin(), order.end(),
-                   [&](int64_t a, int64_t b) { return forest.end_node[a] < forest.end_node[b]; });
-  std::vector<std::vector<int64_t>> groups;
-  int64_t tokens = 0;
-  const auto begin_of = [&](int64_t rank) { return count * rank / group.size(); };
-  for (int64_t place = begin_of(group.rank()); place < begin_of(group.rank() + 1); ++place) {
-    const int64_t r = order[place], size = forest.trajectory_size(r);
-    // In preorder a path shares its longest prefix with the path just before it.
-    const int64_t added = groups.empty() ? size
-                                         : size - shared_tokens(forest, forest.end_node[groups.back().back()],
-                                                                forest.end_node[r]);
-    if (groups.empty() || tokens + added > token_budget) {
-      groups.emplace_back();
-      tokens = size;
-    } else {
-      tokens += added;
-    }
-    groups.back().push_back(r);
-  }
-  return groups;
+  std::ranges::stable_sort(order, {}, [&](int64_t row) { return forest.end_node[row]; });
+  const auto begin_of = [&](int64_t rank) { return order.begin() + count * rank / group.size(); };
+  return {begin_of(group.rank()), begin_of(group.rank() + 1)};
 }
 
 SampleResult sample(const Decoder& decoder, const Trajectories& prompts, const SampleOptions& options,
-                    const std::function<void(const SampleProgress&)>& progress, const TokenWatch& watch,
-                    const Group& group) {
+                    const SampleEvents& events, const SamplingMemory& memory, const Group& group) {
   if (group.size() > 1) check_same_call(prompts, options, group);
-  check_options(decoder, options);
-  check_prompts(decoder, prompts);
-  return of_all_ranks(
-      group.together([&] { return Sampler(decoder, prompts, options, progress, watch).run(group); }), group);
+  for (int64_t row = 0; row < prompts.num_rows(); ++row) {
+    Sampling::check(decoder, row, prompts.row_size(row), options.rows.empty() ? options : options.rows[row]);
+  }
+  const auto part = [&] {
+    const std::vector<int64_t> rows = prompt_order(forest_of(prompts, {}), group);
+    Sampling sampling(decoder, options, memory);
+    return sample_rows(sampling, prompts, rows, options, events);
+  };
+  return of_all_ranks(group.together(part), group);
 }
 
 Trajectories rows_of(const std::vector<Completion>& completions, const Trajectories& rows,

@@ -11,7 +11,7 @@
 #include "espalier/data/trajectories.h"
 #include "espalier/distributed/group.h"
 #include "espalier/model/decoder.h"
-#include "espalier/sample/token_choice.h"
+#include "espalier/sample/sampling.h"
 #include "espalier/tree/forest.h"
 
 namespace espalier {
@@ -24,37 +24,9 @@ int64_t prompt_size(const Trajectories& trajectories, int64_t row);
 /// continue tokens with loss; throws InputError if a row lacks log-probabilities of those.
 Trajectories prompts_of(const Trajectories& trajectories, bool whole_rows = false);
 
-/// The trajectories of a forest in preorder, so that those with a shared prefix are adjacent, in groups of at
-/// most `token_budget` tree tokens; a longer trajectory forms its own group. Trajectories that end at the
-/// same node keep their order. Of several ranks each has an equal part of the order.
-std::vector<std::vector<int64_t>> prompt_groups(const Forest& forest, int64_t token_budget,
-                                                const Group& group = alone());
-
-struct SampleOptions {
-  int64_t samples = 1;           // per prompt
-  int64_t max_new_tokens = 256;  // per completion, including its stop token
-  TokenChoiceOptions choice{};
-  std::vector<int32_t> stop_ids{};  // a completion ends at the first of these; none: at max_new_tokens
-  uint64_t seed = 0;
-  int64_t batch_size = 64;       // maximum number of live sequences
-  int64_t token_budget = 32768;  // prompt tokens whose keys and values are kept at a time; a single
-                                 // prompt may exceed it
-  /// By row of the prompts, in place of all but the two sizes above; empty: the same for all rows. Random
-  /// numbers of a row are then those of row 0 of a call with its options.
-  std::vector<SampleOptions> rows{};
-};
-
-/// Tokens sampled after a prompt.
-struct Completion {
-  int64_t row = 0;     // of the prompts
-  int64_t sample = 0;  // number among the row's samples, from 0
-  std::vector<int32_t> tokens{};
-  std::vector<double> logprobs{};  // [tokens] TokenChoice::logprob
-  bool stopped = false;            // whether its last token is one of stop_ids, or a TokenWatch ended it
-};
-
-/// Told of completions that have a new token, after each step. Returns which of them end with it, or none.
-using TokenWatch = std::function<std::vector<bool>(std::span<const Completion* const>)>;
+/// The trajectories of a forest in preorder, so that those with a shared prefix are adjacent. Trajectories
+/// that end at the same node keep their order. Of several ranks each has an equal part of the order.
+std::vector<int64_t> prompt_order(const Forest& forest, const Group& group = alone());
 
 /// Progress of sample().
 struct SampleProgress {
@@ -63,25 +35,25 @@ struct SampleProgress {
   double fraction = 0;                    // lower bound, since completions may end before max_new_tokens
 };
 
-struct SampleResult {
-  std::vector<Completion> completions;  // ordered by row, then by sample
-  int64_t flat_prompt_tokens = 0;       // of all completions
-  int64_t encoded_prompt_tokens = 0;
-  int64_t sampled_tokens = 0;
-  int64_t decode_steps = 0;  // of this rank, as are the seconds
-  double prompt_seconds = 0, decode_seconds = 0;
+struct SampleResult : SamplingCounts {    // steps and seconds are those of this rank
+  std::vector<Completion> completions{};  // ordered by row, then by sample
 };
 
-/// Samples completions of every row of `prompts`. Groups of prompts are encoded as trees, then
-/// each step appends one token to every live sequence; when a sequence ends, the next one starts (continuous
-/// batching). The random numbers of a sample depend only on seed, row and sample number. The distributions
-/// depend on the rest of the batch by rounding only, and equal calls are bitwise identical. A completion also
-/// ends when its trajectory has max_position_embeddings tokens. Throws InputError if a prompt already has
-/// that many, an id is outside the vocabulary, or an option is out of range. Several ranks, with the same
-/// prompts and options, divide the prompts, and all get all completions.
+/// Told of a call of sample() that goes on.
+struct SampleEvents {
+  std::function<void(const SampleProgress&)> progress{};
+  TokenWatch watch{};
+};
+
+/// Samples completions of every row of `prompts` (Sampling). The random numbers of a sample depend only on
+/// seed, row and sample number. The distributions depend on the rest of the batch and on `memory` by rounding
+/// only, and equal calls without memory are bitwise identical. A completion also ends when its trajectory has
+/// max_position_embeddings tokens. Throws InputError if a prompt already has that many, an id is outside the
+/// vocabulary, or an option is out of range. Several ranks, with the same prompts and options, divide the
+/// prompts, and all get all completions.
 SampleResult sample(const Decoder& decoder, const Trajectories& prompts, const SampleOptions& options,
-                    const std::function<void(const SampleProgress&)>& progress = {},
-                    const TokenWatch& watch = {}, const Group& group = alone());
+                    const SampleEvents& events = {}, const SamplingMemory& memory = {},
+                    const Group& group = alone());
 
 /// One row per completion: prompt and completion as input_ids, loss on the completion, its log-probabilities.
 /// Rows are named NAME/sample-K after the prompt's row, and grouped by the group of that row, or by NAME if

@@ -47,15 +47,15 @@ SampleResult run_sampler(const SampleArguments& flags, const Decoder& decoder, c
              printable(flags.model));
   }
   Progress progress("sampling");
-  return sample(
-      decoder, prompts, options,
-      [&](const SampleProgress& status) {
-        progress.update(status.fraction,
-                        fmt::format("{} of {}, {}", with_commas(status.finished),
-                                    count_of(status.completions, "completion", "completions"),
-                                    count_of(status.sampled_tokens, "token", "tokens")));
-      },
-      {}, *flags.group);
+  return sample(decoder, prompts, options,
+                {.progress =
+                     [&](const SampleProgress& status) {
+                       progress.update(status.fraction,
+                                       fmt::format("{} of {}, {}", with_commas(status.finished),
+                                                   count_of(status.completions, "completion", "completions"),
+                                                   count_of(status.sampled_tokens, "token", "tokens")));
+                     }},
+                {}, *flags.group);
 }
 
 /// The first `count` rows, with loss on the sampled tokens only.

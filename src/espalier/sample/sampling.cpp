@@ -1,0 +1,397 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "espalier/sample/sampling.h"
+
+#include <ATen/ATen.h>
+#include <ATen/Parallel.h>
+#include <ATen/record_function.h>
+#include <torch/csrc/autograd/grad_mode.h>
+
+#include <algorithm>
+#include <limits>
+#include <map>
+#include <numeric>
+#include <unordered_set>
+#include <utility>
+
+#include "espalier/base/check.h"
+#include "espalier/base/interrupt.h"
+#include "espalier/base/rng.h"
+#include "espalier/ops/paths.h"
+#include "espalier/runtime/device.h"
+#include "espalier/runtime/stopwatch.h"
+
+namespace espalier {
+namespace {
+
+// Tokens of prompts in a pass: enough for full speed, few enough for little activation memory.
+constexpr int64_t kPassTokens = 4096;
+constexpr int64_t kFirstCapacity = 64;  // of tails
+
+/// Runs `body` and adds its seconds.
+template <class Body>
+void timed(at::Device device, double* seconds, const Body& body) {
+  Stopwatch stopwatch(device);
+  stopwatch.start();
+  body();
+  stopwatch.stop();
+  synchronize(device);
+  *seconds += stopwatch.seconds();
+}
+
+SamplingMemory whole(SamplingMemory memory, const Decoder& decoder) {
+  if (!memory.tree) memory.tree = std::make_shared<PrefixTree>(decoder.config(), /*budget=*/0);
+  if (!memory.root) memory.root = memory.tree->root(0);
+  if (!memory.weights) memory.weights = std::make_shared<ReadyWeights>();
+  return memory;
+}
+
+}  // namespace
+
+struct Sampling::Prompt {
+  int64_t row, place;
+  std::vector<int32_t> tokens;
+  SampleOptions options;
+  int64_t most;       // tokens of a completion
+  int64_t begun = 0;  // samples
+  int64_t kept_tokens = 0;
+  Prefix prefix{};  // once it has room
+};
+
+struct Sampling::Sequence {
+  Completion completion;
+  std::shared_ptr<Prompt> prompt;
+  Rng rng;
+  int64_t slot = -1;   // index into the tails
+  int64_t state = -1;  // row of the last step; -1: before the first one
+
+  std::span<const int32_t> given() const {
+    return std::span(completion.tokens).first(completion.tokens.size() - 1);
+  }
+  bool is_done() const {
+    return completion.stopped || static_cast<int64_t>(completion.tokens.size()) == prompt->most;
+  }
+};
+
+Sampling::Sampling(const Decoder& decoder, const SampleOptions& sizes, SamplingMemory memory)
+    : decoder_(decoder),
+      batch_size_(sizes.batch_size),
+      token_budget_(sizes.token_budget),
+      memory_(whole(std::move(memory), decoder)) {
+  for (const auto& [name, value] :
+       {std::pair("batch-size", batch_size_), std::pair("token-budget", token_budget_)}) {
+    ESPALIER_CHECK(value >= 1, "{}: expected 1 or more, received {}", name, value);
+  }
+}
+
+Sampling::~Sampling() {
+  clear();
+}
+
+void Sampling::check(const Decoder& decoder, int64_t row, int64_t prompt_size, const SampleOptions& options) {
+  const int64_t most = decoder.config().max_position_embeddings;
+  ESPALIER_CHECK(most == 0 || prompt_size < most,
+                 "trajectory {}: expected a prompt of fewer than {} tokens (max_position_embeddings), "
+                 "received {}",
+                 row, most, prompt_size);
+  ESPALIER_CHECK(options.samples >= 1, "samples: expected 1 or more, received {}", options.samples);
+  ESPALIER_CHECK(options.max_new_tokens >= 1, "max-new-tokens: expected 1 or more, received {}",
+                 options.max_new_tokens);
+  for (const int32_t id : options.stop_ids) {
+    ESPALIER_CHECK(0 <= id && id < decoder.vocab_size(),
+                   "--stop-id: expected ids below the vocabulary size {}, received {}", decoder.vocab_size(),
+                   id);
+  }
+  TokenChooser{options.choice};  // throws if an option is out of range
+}
+
+void Sampling::add(int64_t row, std::span<const int32_t> prompt, const SampleOptions& options,
+                   int64_t place) {
+  const auto size = static_cast<int64_t>(prompt.size()), limit = decoder_.config().max_position_embeddings;
+  int64_t most = options.max_new_tokens;
+  if (limit > 0) most = std::min(most, limit - size);
+  waiting_.push_back(
+      std::make_shared<Prompt>(Prompt{row, place, {prompt.begin(), prompt.end()}, options, most}));
+}
+
+std::vector<Completion> Sampling::step(const TokenWatch& watch) {
+  const accumulating::PreparedWeights prepared(std::move(*memory_.weights));
+  const at::NoGradGuard no_grad;
+  try {
+    check_interrupt();
+    admit();
+    if (!encoding_.empty()) {
+      timed(decoder_.device(), &counts_.prompt_seconds, [&] { encode_some(); });
+    }
+    timed(decoder_.device(), &counts_.decode_seconds, [&] {
+      begin(watch);
+      if (!live_.empty()) decode(watch);
+    });
+  } catch (...) {
+    clear();
+    throw;
+  }
+  if (!done_.empty()) memory_.tree->trim();
+  *memory_.weights = std::move(*accumulating::PreparedWeights::find());
+  return std::exchange(done_, {});
+}
+
+// Gives prompts room in their turn, as long as what is held has few enough tokens.
+void Sampling::admit() {
+  if (waiting_.empty()) return;
+  std::unordered_set<const PrefixNode*> held;
+  int64_t tokens = 0;
+  const auto hold = [&](const Prompt& prompt) {
+    const PrefixNode* node = prompt.prefix.get();
+    for (; !node->is_root() && held.insert(node).second; node = node->parent.get()) tokens += node->size();
+  };
+  for (const auto* prompts : {&encoding_, &ready_}) {
+    for (const auto& prompt : *prompts) hold(*prompt);
+  }
+  for (const Sequence& sequence : live_) hold(*sequence.prompt);
+  for (; !waiting_.empty(); waiting_.pop_front()) {
+    Prompt& next = *waiting_.front();
+    const bool is_first = held.empty();
+    next.prefix = memory_.tree->add(memory_.root, next.tokens, std::min(kPassTokens, token_budget_));
+    hold(next);
+    if (tokens > token_budget_ && !is_first) {
+      next.prefix.reset();
+      return;
+    }
+    next.kept_tokens = next.prefix->end();
+    for (const Prefix& node : memory_.tree->unencoded(next.prefix)) next.kept_tokens -= node->size();
+    counts_.kept_prompt_tokens += next.kept_tokens;
+    encoding_.push_back(std::move(waiting_.front()));
+  }
+}
+
+void Sampling::encode_some() {
+  std::map<std::vector<int32_t>, Prefix> by_path;  // which is preorder
+  std::unordered_set<const PrefixNode*> taken;
+  int64_t tokens = 0;
+  const auto take = [&](const Prompt& prompt) {
+    for (const Prefix& node : memory_.tree->unencoded(prompt.prefix)) {
+      if (taken.contains(node.get())) continue;
+      if (tokens > 0 && tokens + node->size() > std::min(kPassTokens, token_budget_)) return false;
+      taken.insert(node.get());
+      by_path[{prompt.tokens.begin(), prompt.tokens.begin() + node->end()}] = node;
+      tokens += node->size();
+    }
+    return true;
+  };
+  for (const auto& prompt : encoding_) {
+    if (!take(*prompt)) break;
+  }
+  std::vector<Prefix> nodes;
+  for (auto& [path, node] : by_path) nodes.push_back(std::move(node));
+  if (!nodes.empty()) encode(decoder_, nodes, memory_.tree.get());
+  counts_.encoded_prompt_tokens += tokens;
+  memory_.tree->trim();
+  for (; !encoding_.empty() && encoding_.front()->prefix->hidden.defined(); encoding_.pop_front()) {
+    ready_.push_back(std::move(encoding_.front()));
+  }
+}
+
+// Samples first tokens, which the prompts predict. Sequences that do not end there become live.
+void Sampling::begin(const TokenWatch& watch) {
+  std::vector<Sequence> sequences;
+  std::vector<at::Tensor> hidden;
+  while (!ready_.empty() && static_cast<int64_t>(live_.size() + sequences.size()) < batch_size_) {
+    const std::shared_ptr<Prompt> prompt = ready_.front();
+    const int64_t sample = prompt->begun++;
+    if (prompt->begun == prompt->options.samples) ready_.pop_front();
+    counts_.flat_prompt_tokens += prompt->prefix->end();
+    hidden.push_back(prompt->prefix->hidden);
+    sequences.push_back({{.row = prompt->row, .sample = sample, .kept_tokens = prompt->kept_tokens},
+                         prompt,
+                         Rng(prompt->options.seed,
+                             (static_cast<uint64_t>(prompt->place) << 32) | static_cast<uint64_t>(sample))});
+  }
+  if (sequences.empty()) return;
+  choose(logits_of(at::cat(hidden)), watch, &sequences);
+  for (Sequence& sequence : sequences) {
+    if (sequence.is_done()) {
+      done_.push_back(std::move(sequence.completion));
+      continue;
+    }
+    if (free_slots_.empty()) free_slots_.push_back(used_slots_++);
+    sequence.slot = free_slots_.back();
+    free_slots_.pop_back();
+    const auto place =
+        std::ranges::upper_bound(live_, sequence.prompt->tokens, {},
+                                 [](const Sequence& each) -> const auto& { return each.prompt->tokens; });
+    live_.insert(place, std::move(sequence));
+  }
+}
+
+// Doubles what is too small of the number of tails and of their capacity.
+void Sampling::grow_tails() {
+  const int64_t slots = slots_, capacity = capacity_;
+  if (used_slots_ > slots_) slots_ = std::max(used_slots_, 2 * slots_);
+  const bool is_full = std::ranges::any_of(
+      live_, [&](const Sequence& each) { return static_cast<int64_t>(each.given().size()) == capacity_; });
+  if (is_full) capacity_ = std::max(kFirstCapacity, 2 * capacity_);
+  if (slots == slots_ && capacity == capacity_) return;
+  tails_.resize(decoder_.num_layers());
+  for (size_t layer = 0; layer < tails_.size(); ++layer) {
+    LayerContext grown;
+    for (const at::Tensor& like : live_.front().prompt->prefix->keys[layer]) {
+      grown.push_back(at::empty({slots_, capacity_, like.size(1), like.size(2)}, like.options()));
+    }
+    for (size_t i = 0; i < tails_[layer].size(); ++i) {
+      grown[i].narrow(0, 0, slots).narrow(1, 0, capacity).copy_(tails_[layer][i]);
+    }
+    tails_[layer] = std::move(grown);
+  }
+}
+
+void Sampling::release_tails() {
+  tails_.clear();
+  free_slots_.clear();
+  slots_ = used_slots_ = capacity_ = 0;
+  last_ = {};
+}
+
+// The states of live sequences, by layer: those of the last step, and those of prompts.
+std::vector<LayerContext> Sampling::states() const {
+  std::vector<const PrefixNode*> begun;
+  std::vector<int64_t> order;
+  const int64_t stepped = last_.hidden.defined() ? last_.hidden.size(0) : 0;
+  for (const Sequence& each : live_) {
+    order.push_back(each.state >= 0 ? each.state : stepped + static_cast<int64_t>(begun.size()));
+    if (each.state < 0) begun.push_back(each.prompt->prefix.get());
+  }
+  if (begun.empty() && static_cast<int64_t>(order.size()) == stepped)
+    return last_.context;  // all, in their order
+  const at::Tensor index = detail::to_indices(order, decoder_.device());
+  const std::vector<bool>& recurrent = memory_.tree->recurrent();
+  std::vector<LayerContext> states = states_of(begun, recurrent);
+  for (size_t layer = 0; layer < recurrent.size(); ++layer) {
+    if (!recurrent[layer]) continue;
+    if (begun.empty()) states[layer].resize(last_.context[layer].size());
+    for (size_t i = 0; i < states[layer].size(); ++i) {
+      std::vector<at::Tensor> parts;
+      if (stepped > 0) parts.push_back(last_.context[layer][i]);
+      if (!begun.empty()) parts.push_back(states[layer][i]);
+      states[layer][i] = at::cat(parts).index_select(0, index);
+    }
+  }
+  return states;
+}
+
+// One token of each live sequence, a root that continues its prompt and its tail.
+void Sampling::decode(const TokenWatch& watch) {
+  RECORD_USER_SCOPE("decode step");
+  grow_tails();
+  Continuation pass;
+  pass.states = states();
+  const auto count = static_cast<int64_t>(live_.size());
+  std::vector<Continuation::Rows> rows;
+  std::vector<int64_t> tail_rows, begin(count + 1);
+  std::iota(begin.begin(), begin.end(), 0);
+  pass.structure = make_node_structure(begin, std::vector<int64_t>(count, -1));
+  pass.structure.cuts.assign(begin.begin(), begin.end() - 1);
+  pass.subtree_end.assign(begin.begin() + 1, begin.end());
+  for (int64_t i = 0; i < count; ++i) rows.push_back({live_[i].prompt->prefix.get(), i, i + 1});
+  pass.see(rows);
+  for (int64_t i = 0; i < count; ++i) {
+    const auto length = static_cast<int64_t>(live_[i].given().size());
+    const int64_t first = live_[i].slot * capacity_, prompt_end = live_[i].prompt->prefix->end();
+    pass.ids.push_back(live_[i].completion.tokens.back());
+    pass.positions.push_back(prompt_end + length);
+    pass.structure.prev[i] = detail::continues(i);
+    if (length > 0) pass.see_tail(i, first, first + length, prompt_end);
+    tail_rows.push_back(first + length);
+  }
+  pass.tails.resize(tails_.size());
+  for (size_t layer = 0; layer < tails_.size(); ++layer) {
+    for (const at::Tensor& tail : tails_[layer]) pass.tails[layer].push_back(tail.flatten(0, 1));
+  }
+  last_ = pass.run(decoder_);
+  const at::Tensor index = detail::to_indices(tail_rows, decoder_.device());
+  for (size_t layer = 0; layer < tails_.size(); ++layer) {
+    for (size_t i = 0; i < tails_[layer].size(); ++i) {
+      pass.tails[layer][i].index_copy_(0, index, last_.context[layer][i]);
+    }
+  }
+  ++counts_.decode_steps;
+  choose(logits_of(last_.hidden), watch, &live_);
+  std::vector<Sequence> rest;
+  for (int64_t i = 0; i < count; ++i) {
+    Sequence& sequence = live_[i];
+    sequence.state = i;
+    if (!sequence.is_done()) {
+      rest.push_back(std::move(sequence));
+      continue;
+    }
+    free_slots_.push_back(sequence.slot);
+    if (memory_.tree->keeps()) keep(sequence, i);
+    done_.push_back(std::move(sequence.completion));
+  }
+  live_ = std::move(rest);
+  if (live_.empty()) release_tails();
+}
+
+// Makes the tail of a sequence, that of this row of the last step, a part of the tree.
+void Sampling::keep(const Sequence& sequence, int64_t row) {
+  Encoded own = last_;
+  for (size_t layer = 0; layer < tails_.size(); ++layer) {
+    for (size_t i = 0; i < tails_[layer].size(); ++i) {
+      own.context[layer][i] = tails_[layer][i].select(0, sequence.slot);
+    }
+  }
+  const Prefix& prompt = sequence.prompt->prefix;
+  const Prefix end = memory_.tree->add(prompt, sequence.given(), std::numeric_limits<int64_t>::max());
+  for (Prefix node = end; node != prompt; node = node->parent) {
+    memory_.tree->set(node, own, node->begin - prompt->end(), node == end ? row : -1);
+  }
+}
+
+/// Logits [B, V] on the host, in the accumulator dtype.
+at::Tensor Sampling::logits_of(const at::Tensor& hidden) const {
+  const at::Tensor logits = accumulating::head_logits(decoder_.final_norm(hidden), decoder_.lm_head_weight());
+  return decoder_.capped(logits).cpu();
+}
+
+/// Chooses a token for each sequence from its row of logits, rows in parallel.
+void Sampling::choose(const at::Tensor& logits, const TokenWatch& watch, std::vector<Sequence>* sequences) {
+  const auto choose_as = [&]<class Scalar>(Scalar) {
+    const at::Tensor rows = logits.contiguous();
+    const auto width = static_cast<size_t>(rows.size(1));
+    at::parallel_for(0, rows.size(0), 1, [&](int64_t begin, int64_t end) {
+      TokenChooser chooser((*sequences)[begin].prompt->options.choice);
+      for (int64_t i = begin; i < end; ++i) {
+        Sequence& sequence = (*sequences)[i];
+        const SampleOptions& own = sequence.prompt->options;
+        if (i > begin && own.choice != (*sequences)[i - 1].prompt->options.choice) {
+          chooser = TokenChooser(own.choice);
+        }
+        const std::span<const Scalar> row(rows.const_data_ptr<Scalar>() + i * width, width);
+        const TokenChoice chosen = chooser.choose(row, sequence.rng.uniform());
+        sequence.completion.tokens.push_back(chosen.token);
+        sequence.completion.logprobs.push_back(chosen.logprob);
+        sequence.completion.stopped = std::ranges::find(own.stop_ids, chosen.token) != own.stop_ids.end();
+      }
+    });
+  };
+  if (logits.scalar_type() == at::kDouble) {
+    choose_as(double());
+  } else {
+    choose_as(float());
+  }
+  counts_.sampled_tokens += static_cast<int64_t>(sequences->size());
+  if (!watch) return;
+  std::vector<const Completion*> completions;
+  for (const Sequence& sequence : *sequences) completions.push_back(&sequence.completion);
+  const std::vector<bool> ends = watch(completions);
+  for (size_t i = 0; i < ends.size(); ++i) (*sequences)[i].completion.stopped |= ends[i];
+}
+
+void Sampling::clear() {
+  for (auto* prompts : {&waiting_, &encoding_, &ready_}) prompts->clear();
+  live_.clear();
+  done_.clear();
+  release_tails();
+  memory_.tree->trim();
+}
+
+}  // namespace espalier
