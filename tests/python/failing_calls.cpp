@@ -36,11 +36,6 @@ struct Settings {
   bool lasts = std::atoi(setting("FAIL_LASTS")) != 0;
 };
 
-const Settings& settings() {
-  static const Settings value;
-  return value;
-}
-
 // The path of a descriptor, or of `name` below it.
 const char* path_of(int descriptor, const char* name, char* buffer, size_t size) {
   if (name != nullptr && (name[0] == '/' || descriptor == AT_FDCWD)) return name;
@@ -56,7 +51,7 @@ const char* path_of(int descriptor, const char* name, char* buffer, size_t size)
 // Whether the call fails; sets errno.
 bool fails(const char* call, const char* path, bool needs_room) {
   static std::atomic<long> count{0};
-  const Settings& wanted = settings();
+  const Settings wanted;  // read anew: a fork may have its own
   if (wanted.below[0] == '\0' || std::strncmp(path, wanted.below, std::strlen(wanted.below)) != 0)
     return false;
   const long number = ++count;

@@ -21,27 +21,32 @@ Saves::Saves(RunToSave run, const std::filesystem::path& resumed)
   (resumed == checkpoint_folder(options_.out, step) ? saved_ : rescued_) = step;
 }
 
-/// Calls `save` on the first rank, with the optimiser state of all ranks. All ranks throw what it throws.
-template <class Save>
-void Saves::save_on_first(const Save& save) {
-  OptimizerState optimizer = run_.trainer.optimizer().state();
-  group_.together([&] {
-    if (!group_.is_first()) return true;
-    save(optimizer);
-    try_to_rescue(optimizer);
-    return true;
-  });
+std::unique_ptr<CheckpointWriter> Saves::begin(const std::filesystem::path& folder) {
+  auto writer = std::make_unique<CheckpointWriter>(folder, run_.checkpoint);
+  if (!writer->is_divided() && group_.size() > 1 && !std::exchange(is_noted_, true)) {
+    note(
+        fmt::format("warning: not every process sees the files that rank 0 writes in {}: rank 0 gathers the "
+                    "state of the optimiser and writes checkpoints alone",
+                    folder.parent_path().string()));
+  }
+  return writer;
 }
 
-/// Calls `save`, which saves `step`. A failure is retried later, or thrown.
+/// Writes the checkpoint of the last completed step.
+void Saves::write(const std::filesystem::path& folder, bool replaces) {
+  const std::unique_ptr<CheckpointWriter> writer = begin(folder);
+  writer->start(run_.trainer.decoder(), run_.trainer.optimizer(), run_.state);
+  writer->finish(replaces);
+}
+
+/// Calls `save`, which saves `step`, or begins to and returns false. A failure is retried later, or thrown.
 template <class Save>
 void Saves::try_to_save(int64_t step, bool stop, const Save& save) {
   try {
-    save();
-    schedule_.saved();
+    if (save()) schedule_.saved();
   } catch (const std::exception& error) {
     // Retrying does not make values finite.
-    const bool hopeless = dynamic_cast<const NonFiniteError*>(&error) != nullptr;
+    const bool hopeless = group_.any(dynamic_cast<const NonFiniteError*>(&error) != nullptr);
     if (hopeless || !schedule_.may_wait(step, run_.state.step, stop && step == run_.state.step)) {
       save_failed_ = true;
       throw;
@@ -54,91 +59,79 @@ void Saves::try_to_save(int64_t step, bool stop, const Save& save) {
 
 void Saves::bring_back() {
   if (rescued_ == 0) return;
-  save_on_first([&](const OptimizerState& optimizer) {
-    try_to_save(run_.state.step, /*stop=*/false, [&] { save_first(optimizer); });
-  });
+  try_to_save(run_.state.step, /*stop=*/false, [&] { return save_now(); });
+  try_to_rescue();
 }
 
 void Saves::after_step(bool ends) {
-  bool saves = false;
-  group_.together([&] {
-    if (!group_.is_first()) return true;
-    if (writing_.is_done()) finish_writing(ends);
-    saves = needs_rescue_ || schedule_.is_due(run_.state.step, ends);
-    return true;
-  });
-  if (!group_.any(saves)) return;
-  save_on_first([&](OptimizerState& optimizer) {
-    if (schedule_.is_due(run_.state.step, ends)) save(ends, &optimizer);
-  });
+  if (writing_ && !group_.any(!writing_->is_done())) finish_writing(ends);
+  if (schedule_.is_due(run_.state.step, ends)) save(ends);
+  try_to_rescue();
 }
 
-void Saves::save_now() {
-  save_on_first([&](const OptimizerState& optimizer) { save_first(optimizer); });
-}
-
-void Saves::save_first(const OptimizerState& optimizer) {
-  add_saved(save_checkpoint(run_.checkpoint, run_.trainer.decoder(), optimizer, run_.state));
+bool Saves::save_now() {
+  write(checkpoint_folder(options_.out, run_.state.step));
+  return add_saved(run_.state.step);
 }
 
 void Saves::replace() {
-  save_on_first([&](const OptimizerState& optimizer) {
-    replace_checkpoint(checkpoint_folder(options_.out, run_.state.step), run_.checkpoint,
-                       run_.trainer.decoder(), optimizer, run_.state);
-  });
+  write(checkpoint_folder(options_.out, run_.state.step), /*replaces=*/true);
 }
 
-void Saves::add_saved(const std::filesystem::path& folder) {
-  saved_ = step_of(folder);
+bool Saves::add_saved(int64_t step) {
+  saved_ = step;
   needs_rescue_ = false;
-  if (run_.events.saved) run_.events.saved(folder);
+  if (run_.events.saved) run_.events.saved(checkpoint_folder(options_.out, step));
   try {
-    forget_rescued(/*before=*/saved_ + 1);
-    remove_old_checkpoints(options_.out, options_.keep_last, options_.keep_every);
+    forget_rescued(/*before=*/step + 1);
+    if (group_.is_first()) remove_old_checkpoints(options_.out, options_.keep_last, options_.keep_every);
   } catch (const std::exception& error) {
     note(fmt::format("warning: an old checkpoint could not be removed: {}", error.what()));
   }
+  return true;
 }
 
 /// Saves a step that is due; a failure may be retried later.
-void Saves::save(bool stop, OptimizerState* optimizer) {
-  if (writing_.is_pending()) finish_writing(stop);
+void Saves::save(bool stop) {
+  if (writing_) finish_writing(stop);
   const bool waits = !options_.save_in_background || stop || run_.state.step >= run_.last;
-  if (!waits && start_writing(optimizer)) return;
-  try_to_save(run_.state.step, stop, [&] { save_first(*optimizer); });
+  try_to_save(run_.state.step, stop, [&] { return (waits || !start_in_background()) && save_now(); });
 }
 
 /// Returns false if there is no memory for a copy.
-bool Saves::start_writing(OptimizerState* optimizer) {
+bool Saves::start_in_background() {
+  std::unique_ptr<CheckpointWriter> writer = begin(checkpoint_folder(options_.out, run_.state.step));
   try {
-    writing_.start(run_.checkpoint, run_.trainer.decoder(), optimizer, run_.state);
-    return true;
+    writer->start(run_.trainer.decoder(), run_.trainer.optimizer(), run_.state, /*in_background=*/true);
   } catch (const std::exception& error) {
     note(fmt::format("warning: step {} is not saved in the background: {}", run_.state.step, text_of(error)));
     return false;
   }
+  writing_ = std::move(writer);
+  return true;
 }
 
 /// Waits for the checkpoint that is being written.
 void Saves::finish_writing(bool stop) {
-  try_to_save(writing_.step(), stop, [&] { add_saved(writing_.finish()); });
+  const std::unique_ptr<CheckpointWriter> written = std::move(writing_);
+  try_to_save(written->step(), stop, [&] {
+    written->finish();
+    return add_saved(written->step());
+  });
 }
 
 bool Saves::save_best() {
-  save_on_first([&](const OptimizerState& optimizer) {
-    try {
-      replace_checkpoint(best_checkpoint_folder(options_.out), run_.checkpoint, run_.trainer.decoder(),
-                         optimizer, run_.state);
-      best_error_.clear();
-    } catch (const std::exception& error) {
-      best_error_ = text_of(error);
-      best_failed_step_ = run_.state.step;
-      note(fmt::format(
-          "warning: the best checkpoint, that of step {}, could not be saved: {}; the run continues",
-          run_.state.step, best_error_));
-    }
-  });
-  return !group_.any(!best_error_.empty());
+  try {
+    write(best_checkpoint_folder(options_.out), /*replaces=*/true);
+    best_error_.clear();
+  } catch (const std::exception& error) {
+    best_error_ = text_of(error);
+    best_failed_step_ = run_.state.step;
+    note(fmt::format(
+        "warning: the best checkpoint, that of step {}, could not be saved: {}; the run continues",
+        run_.state.step, best_error_));
+  }
+  return best_error_.empty();
 }
 
 std::string Saves::best_failure() const {
@@ -148,22 +141,24 @@ std::string Saves::best_failure() const {
 }
 
 bool Saves::forget_lost(int64_t best_step) {
-  if (!std::filesystem::exists(checkpoint_folder(options_.out, saved_))) saved_ = 0;
-  if (best_step == 0 || std::filesystem::exists(best_checkpoint_folder(options_.out))) return false;
+  const auto is_lost = [&](const std::filesystem::path& folder) {
+    return group_.any(group_.is_first() && !std::filesystem::exists(folder));
+  };
+  if (is_lost(checkpoint_folder(options_.out, saved_))) saved_ = 0;
+  if (best_step == 0 || !is_lost(best_checkpoint_folder(options_.out))) return false;
   best_error_ = "it was removed during the run";
   best_failed_step_ = best_step;
   return true;
 }
 
 /// Writes the last completed step, if one could not be saved, to the rescue folder in place of an older one.
-void Saves::try_to_rescue(const OptimizerState& optimizer) {
+void Saves::try_to_rescue() {
   if (!std::exchange(needs_rescue_, false) || options_.rescue_dir.empty() || rescued_ == run_.state.step)
     return;
-  CheckpointOptions elsewhere = run_.checkpoint;
-  elsewhere.run_folder = options_.rescue_dir;
+  const auto folder = checkpoint_folder(options_.rescue_dir, run_.state.step);
   try {
-    run_.rescue_folder->restore();
-    const auto folder = save_checkpoint(elsewhere, run_.trainer.decoder(), optimizer, run_.state);
+    group_.together([&] { return run_.rescue_folder != nullptr && run_.rescue_folder->restore(); });
+    write(folder);
     forget_rescued(/*before=*/run_.state.step);
     rescued_ = run_.state.step;
     note(fmt::format("saved {} instead", folder.string()));
@@ -176,7 +171,7 @@ void Saves::try_to_rescue(const OptimizerState& optimizer) {
 /// Removes checkpoints of steps before `before` from the rescue folder.
 void Saves::forget_rescued(int64_t before) {
   rescued_ = 0;
-  if (options_.rescue_dir.empty()) return;
+  if (options_.rescue_dir.empty() || !group_.is_first()) return;
   std::error_code ignored;
   for (const auto& folder : checkpoints(options_.rescue_dir)) {
     if (step_of(folder) < before) std::filesystem::remove_all(folder, ignored);
@@ -199,11 +194,12 @@ void Saves::publish() const {
 }
 
 std::string Saves::end_after_error() {
-  if (writing_.is_pending()) {
+  if (const std::unique_ptr<CheckpointWriter> written = std::move(writing_)) {
     try {
-      add_saved(writing_.finish());
+      written->finish();
+      add_saved(written->step());
     } catch (const std::exception& error) {
-      note(fmt::format("warning: step {} could not be saved: {}", writing_.step(), text_of(error)));
+      note(fmt::format("warning: step {} could not be saved: {}", written->step(), text_of(error)));
     }
   }
   const std::string outcome =
@@ -218,16 +214,16 @@ std::string Saves::end_after_error() {
 std::string Saves::save_at_the_end() {
   const int64_t step = run_.state.step;
   std::string why = save_failed_ ? fmt::format("step {} is not saved", step) : std::string();
-  OptimizerState optimizer;
+  bool is_together = false;
   try {
     group_.check_equal("the step that is saved", std::to_string(step));
-    optimizer = run_.trainer.optimizer().state();
-    if (group_.is_first() && !save_failed_ && saved_ < step) save_first(optimizer);
+    is_together = true;
+    if (!save_failed_ && saved_ < step) save_now();
   } catch (const std::exception& error) {
     why = fmt::format("step {} could not be saved: {}", step, text_of(error));
   }
-  needs_rescue_ = !optimizer.empty() && saved_ < step;
-  try_to_rescue(optimizer);
+  needs_rescue_ = is_together && saved_ < step;
+  try_to_rescue();
   return why;
 }
 

@@ -5,11 +5,11 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <optional>
+#include <filesystem>
+#include <memory>
 #include <string>
 
 #include "espalier/train/optimizer/step_trainer.h"
-#include "espalier/train/run/background_save.h"
 #include "espalier/train/run/checkpoint.h"
 #include "espalier/train/run/run_folder.h"
 #include "espalier/train/run/trainer.h"
@@ -50,12 +50,12 @@ struct RunToSave {
   const StepTrainer& trainer;
   const RunState& state;  // state.step: the last completed step
   CheckpointOptions checkpoint;
-  RunFolder* rescue_folder;  // null: none, or on another rank
+  RunFolder* rescue_folder;  // null: none, or not the first rank
   int64_t last;              // step
 };
 
-/// Collectives but for publish(), forget_lost() and getters. The first rank writes. Warnings and saved
-/// checkpoints are told to run.events.
+/// Collectives but for publish() and getters: all ranks have the same Saves and write checkpoints together
+/// (CheckpointWriter). Warnings and saved checkpoints are told to run.events.
 class Saves {
  public:
   /// `resumed`: the checkpoint that the run continues; empty: none.
@@ -71,8 +71,8 @@ class Saves {
   /// if it is due. `ends`: the run ends here. Throws if there is no retry.
   void after_step(bool ends);
 
-  /// Saves the last completed step. Throws if it cannot be written.
-  void save_now();
+  /// Saves the last completed step. Throws if it cannot be written, else returns true.
+  bool save_now();
 
   /// Writes the checkpoint of the last completed step again, with the present state of the run.
   void replace();
@@ -86,7 +86,7 @@ class Saves {
   void publish() const;
 
   /// After files of the folder were removed: forgets checkpoints that are gone. Returns whether the best one
-  /// was lost, that of `best_step` (0: there was none). The first rank calls it.
+  /// was lost, that of `best_step` (0: there was none).
   bool forget_lost(int64_t best_step);
   /// The folder cannot be written any more.
   void give_up() { save_failed_ = true; }
@@ -96,15 +96,14 @@ class Saves {
 
  private:
   template <class Save>
-  void save_on_first(const Save& save);
-  template <class Save>
   void try_to_save(int64_t step, bool stop, const Save& save);
-  void save_first(const OptimizerState& optimizer);
-  void add_saved(const std::filesystem::path& folder);
-  void save(bool stop, OptimizerState* optimizer);
-  bool start_writing(OptimizerState* optimizer);
+  std::unique_ptr<CheckpointWriter> begin(const std::filesystem::path& folder);
+  void write(const std::filesystem::path& folder, bool replaces = false);
+  bool add_saved(int64_t step);
+  void save(bool stop);
+  bool start_in_background();
   void finish_writing(bool stop);
-  void try_to_rescue(const OptimizerState& optimizer);
+  void try_to_rescue();
   void forget_rescued(int64_t before);
   std::string save_at_the_end();
   std::string newest_checkpoint_text() const;
@@ -116,12 +115,13 @@ class Saves {
   const TrainOptions& options_;
   const Group& group_;
   SaveSchedule schedule_;
-  BackgroundSave writing_;
-  int64_t saved_ = 0;          // step of the newest checkpoint
-  int64_t rescued_ = 0;        // step of the checkpoint in the rescue folder; 0: none
-  bool save_failed_ = false;   // the exception came from writing a checkpoint
-  bool needs_rescue_ = false;  // a step could not be saved
-  std::string best_error_;     // why the best checkpoint could not be written; "": no error
+  std::unique_ptr<CheckpointWriter> writing_;  // in the background
+  int64_t saved_ = 0;                          // step of the newest checkpoint
+  int64_t rescued_ = 0;                        // step of the checkpoint in the rescue folder; 0: none
+  bool save_failed_ = false;                   // the exception came from writing a checkpoint
+  bool needs_rescue_ = false;                  // a step could not be saved
+  bool is_noted_ = false;                      // that the first rank writes all
+  std::string best_error_;                     // why the best checkpoint could not be written; "": no error
   int64_t best_failed_step_ = 0;
 };
 

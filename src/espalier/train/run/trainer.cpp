@@ -67,7 +67,7 @@ class TrainingRun {
                            : std::nullopt),
         last_(total_steps(trajectories, options)),
         evaluator_(held_out ? std::optional<Evaluator>(std::in_place, *held_out, options) : std::nullopt),
-        checkpoint_{options.out, SourceModel(options.model), options.save_dtype},
+        checkpoint_{SourceModel(options.model), options.save_dtype, &group_},
         trainer_(load_model(options), options.optimizer, group_),
         cost_(cost_of(trainer_.decoder())),
         state_(run_state_of(trajectories, options)),
@@ -202,10 +202,8 @@ class TrainingRun {
         break;
       }
       const nlohmann::ordered_json metrics = take_step(state_.step + 1);
-      on_first([&] {
-        restore_folder();
-        writer_->write(state_.step, metrics);
-      });
+      restore_folder();
+      if (writer_) writer_->write(state_.step, metrics);
       if (events_.step) events_.step(state_.step, metrics);
       if (folder_) saves_.publish();
       if (is_evaluation_due()) evaluate();
@@ -220,12 +218,14 @@ class TrainingRun {
 
   /// Restores the folder if it was removed, and resets the state of checkpoints that were lost.
   void restore_folder() {
+    bool was_restored = false;
     try {
-      if (!folder_->restore()) return;
+      on_first([&] { was_restored = folder_->restore(); });
     } catch (const std::exception&) {
       saves_.give_up();
       throw;
     }
+    if (!group_.any(was_restored)) return;
     const bool keeps_best = evaluator_ && evaluator_->options().keep_best;
     if (!saves_.forget_lost(keeps_best ? state_.evaluation->best_step : 0)) return;
     state_.evaluation->best_step = 0;
@@ -234,8 +234,8 @@ class TrainingRun {
 
   /// Writes the last checkpoint. Throws InputError if files of the folder are missing.
   void end(bool finished) {
-    on_first([&] { restore_folder(); });
-    if (group_.any(folder_ && saves_.saved() < state_.step)) saves_.save_now();
+    restore_folder();
+    if (saves_.saved() < state_.step) saves_.save_now();
     on_first([&] {
       ESPALIER_CHECK(folder_->failure().empty(), "{}", folder_->failure());
       ESPALIER_CHECK(!finished || saves_.best_failure().empty(), "{}", saves_.best_failure());
