@@ -3,13 +3,14 @@
 // fails.
 #include <gtest/gtest.h>
 
-#include <cstring>
+#include <atomic>
 #include <filesystem>
 #include <functional>
 #include <memory>
 #include <set>
 #include <stdexcept>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "espalier/base/check.h"
@@ -321,20 +322,21 @@ TEST_F(RankCheckpoints, TheBestOneAndThatOfAnErrorAreWrittenTogether) {
     EXPECT_TRUE(names_in(folder).contains("optimizer-00002-of-00002.safetensors")) << folder;
 }
 
-// The last rank is told of a folder that is not there, as where the ranks have no file system in common.
+/// The last rank is told of a folder that is not there, as where the ranks have no file system in common.
+void go_elsewhere(const Group& group, const at::Tensor& received) {
+  if (group.rank() == 0 || received.scalar_type() != at::kByte) return;
+  const std::string_view text(static_cast<const char*>(received.const_data_ptr()), received.numel());
+  const size_t at = text.find(".partial");
+  if (at != std::string_view::npos) static_cast<char*>(received.mutable_data_ptr())[at] = '_';
+}
+
 TEST_F(RankCheckpoints, WithoutACommonFolderTheFirstRankWritesAll) {
-  const Watched::Event elsewhere = [](const Group& group, const at::Tensor& received) {
-    if (group.rank() == 0 || received.scalar_type() != at::kByte) return;
-    const std::string_view text(static_cast<const char*>(received.const_data_ptr()), received.numel());
-    const size_t at = text.find(".partial");
-    if (at != std::string_view::npos) static_cast<char*>(received.mutable_data_ptr())[at] = '_';
-  };
   const TrainOptions one = run_of("one");
   ASSERT_TRUE(train(training_rows(), one, {}));
   for (const bool in_background : {false, true}) {
     TrainOptions run = run_of(in_background ? "background" : "run");
     run.save_in_background = in_background;
-    const Ended ended = train_on(2, run, {}, elsewhere);
+    const Ended ended = train_on(2, run, {}, go_elsewhere);
     EXPECT_EQ(ended.thrown, std::vector<std::string>(2));
     const std::string note = "warning: not every process sees the files that rank 0 writes in ";
     const size_t at = ended.notes.find(note);
@@ -342,6 +344,42 @@ TEST_F(RankCheckpoints, WithoutACommonFolderTheFirstRankWritesAll) {
     EXPECT_EQ(ended.notes.find(note, at + 1), std::string::npos) << "once";
     EXPECT_EQ(names_in(checkpoint_folder(run.out, 4)), names_in(checkpoint_folder(one.out, 4)));
     expect_near(checkpoint_folder(run.out, 4), checkpoint_folder(one.out, 4));
+  }
+}
+
+// Nor gathered on the first rank, which would have all of it in memory.
+TEST_F(RankCheckpoints, NoValueIsSentWhereAllSeeTheFolder) {
+  for (const bool is_common : {true, false}) {
+    const TrainOptions run = run_of(is_common ? "common" : "other");
+    std::atomic<int> sent{0};
+    const auto count = [&](const Group&, const at::Tensor& own) {
+      if (own.is_floating_point() && !unfinished(run.out).empty()) ++sent;
+    };
+    EXPECT_EQ(train_on(2, run, count, is_common ? Watched::Event() : go_elsewhere).thrown,
+              std::vector<std::string>(2));
+    EXPECT_EQ(sent > 0, !is_common);
+  }
+}
+
+// All ranks forget the same checkpoints, and go on together.
+TEST_F(RankCheckpoints, AFolderThatIsRemovedIsMadeAgain) {
+  for (const bool evaluates : {false, true}) {
+    TrainOptions run = run_of(evaluates ? "evaluates" : "run");
+    run.save_every = 0;
+    HeldOut held_out{.trajectories = training_rows(), .options = {.every = 1, .keep_best = true}};
+    const auto thrown = ThreadRanks(2).run([&](const Group& group) {
+      TrainOptions own = run;
+      own.group = &group;
+      TrainEvents events;
+      events.step = [&](int64_t step, const nlohmann::ordered_json&) {
+        if (group.is_first() && step == 2) fs::remove_all(run.out);
+      };
+      train(training_rows(), own, events, nullptr, evaluates ? &held_out : nullptr);
+    });
+    EXPECT_EQ(thrown, std::vector<std::string>(2));
+    EXPECT_EQ(newest(run.out), "step_4");
+    expect_whole(run.out, 4);
+    EXPECT_EQ(fs::exists(best_checkpoint_folder(run.out)), evaluates);
   }
 }
 
