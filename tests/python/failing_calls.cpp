@@ -5,7 +5,7 @@
 //   FAIL_BELOW  the folder, an absolute path
 //   FAIL_LOG    a file that gets a line "NAME PATH" for each call before it is made
 //   FAIL_AT     the number of the call that fails, from 1; 0: none
-//   FAIL_HOW    0: SIGKILL in place of the call; an errno otherwise
+//   FAIL_HOW    0: SIGKILL in place of the call; -1: the call comes two seconds late; an errno otherwise
 //   FAIL_LASTS  1: calls that need room (mkdir, open, write, fsync) fail from then on, as on a full disk
 #include <dlfcn.h>
 #include <fcntl.h>
@@ -67,6 +67,10 @@ bool fails(const char* call, const char* path, bool needs_room) {
   if (wanted.how == 0) {
     ::kill(::getpid(), SIGKILL);
     for (;;) ::pause();
+  }
+  if (wanted.how < 0) {
+    ::sleep(2);
+    return false;
   }
   errno = wanted.how;
   return true;

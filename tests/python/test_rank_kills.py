@@ -16,7 +16,7 @@ from conftest import seed_of
 from engines import init_model
 from small_models import write_rows
 from test_failing_calls import library, phase  # noqa: F401
-from test_faults import checkpoint, leftovers, rows_of, saved_steps
+from test_faults import checkpoint, last_of_each, leftovers, rows_of, saved_steps
 from train_ranks import outcomes
 
 pytest.importorskip("torch.distributed")
@@ -46,6 +46,7 @@ def job(folder, espalier):
     def make(name, out, *more, variables=({}, {})):
         words = ["train", "--model", model, "--data", rows, "--out", folder / out, "--batch-size", 2, "--learning-rate", 1e-3, "--steps", STEPS,
                  "--save-every", 1, "--no-calibration", "--threads", 1, *more]  # fmt: skip
+        words = last_of_each(words)
         below = {"FAIL_BELOW": f"{folder / out}/checkpoints/"}
         return {"name": name, "arguments": [[str(word) for word in words]] * RANKS, "variables": [{**below, **each} for each in variables]}
 
@@ -105,6 +106,19 @@ def test_a_rank_that_is_killed_at_any_call_of_a_checkpoint_loses_nothing(folder,
         assert saved_steps(folder / out) == [1, 2] and not leftovers(folder / out), call
         for step in (1, 2):
             same(checkpoint(folder / out, step), checkpoint(folder / "whole", step))
+
+
+def test_a_rank_that_writes_for_long_is_waited_for_by_all(folder, job, run, calls):
+    """In the background: the other one has written, and goes on with its steps."""
+    more = ["--save-in-background", "--steps", 40, "--save-every", 20]
+    late = next(at for at, call in enumerate(calls[1], 1) if call.startswith("write"))
+    found = run([job("late", "late", *more, variables=[{}, {"FAIL_AT": str(late), "FAIL_HOW": "-1"}]), job("in time", "in-time", *more)])
+    for name in ("late", "in time"):
+        assert found[name][0] == [0, 0], found
+    said = found["late"][1][0]
+    assert "step 21/40" in said and said.index("step 21/40") < said.index("step_20"), said
+    for step in (20, 40):
+        same(checkpoint(folder / "late", step), checkpoint(folder / "in-time", step))
 
 
 def test_a_call_of_one_rank_that_fails_is_the_error_of_all(folder, job, run, calls, long_tests):
