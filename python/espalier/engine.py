@@ -56,7 +56,7 @@ class Engine:
         process_group: Ranks that train together, as torchrun starts them: torch.distributed.group.WORLD, for example. All make
             the same calls with the same rows. `forward_backward` computes this rank's share of the rows and adds gradients up,
             so that loss, metrics and gradients are those of one process. `logprobs` and `sample` are divided, and all ranks get
-            all results. `save` writes one checkpoint, by rank 0. Each rank has its part of the optimiser's state. Default: none.
+            all results. `save` writes one checkpoint together. Each rank has its part of the optimiser's state. Default: none.
         **options: Any field of `config` and `lora`, such as `learning_rate=1e-5`, in place of theirs.
 
     Raises:

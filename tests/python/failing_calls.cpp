@@ -5,7 +5,7 @@
 //   FAIL_BELOW  the folder, an absolute path
 //   FAIL_LOG    a file that gets a line "NAME PATH" for each call before it is made
 //   FAIL_AT     the number of the call that fails, from 1; 0: none
-//   FAIL_HOW    0: SIGKILL in place of the call; an errno otherwise
+//   FAIL_HOW    0: SIGKILL in place of the call; -1: the call comes two seconds late; an errno otherwise
 //   FAIL_LASTS  1: calls that need room (mkdir, open, write, fsync) fail from then on, as on a full disk
 #include <dlfcn.h>
 #include <fcntl.h>
@@ -36,11 +36,6 @@ struct Settings {
   bool lasts = std::atoi(setting("FAIL_LASTS")) != 0;
 };
 
-const Settings& settings() {
-  static const Settings value;
-  return value;
-}
-
 // The path of a descriptor, or of `name` below it.
 const char* path_of(int descriptor, const char* name, char* buffer, size_t size) {
   if (name != nullptr && (name[0] == '/' || descriptor == AT_FDCWD)) return name;
@@ -56,7 +51,7 @@ const char* path_of(int descriptor, const char* name, char* buffer, size_t size)
 // Whether the call fails; sets errno.
 bool fails(const char* call, const char* path, bool needs_room) {
   static std::atomic<long> count{0};
-  const Settings& wanted = settings();
+  const Settings wanted;  // read anew: a fork may have its own
   if (wanted.below[0] == '\0' || std::strncmp(path, wanted.below, std::strlen(wanted.below)) != 0)
     return false;
   const long number = ++count;
@@ -72,6 +67,10 @@ bool fails(const char* call, const char* path, bool needs_room) {
   if (wanted.how == 0) {
     ::kill(::getpid(), SIGKILL);
     for (;;) ::pause();
+  }
+  if (wanted.how < 0) {
+    ::sleep(2);
+    return false;
   }
   errno = wanted.how;
   return true;

@@ -45,7 +45,8 @@ def records(run):
 
 
 def weights(run, step=STEPS):
-    return load_file(run / f"checkpoints/step_{step}/model.safetensors")
+    """Of one process or of several."""
+    return {name: value for file in (run / f"checkpoints/step_{step}").glob("model*.safetensors") for name, value in load_file(file).items()}
 
 
 @pytest.fixture(scope="module")
@@ -104,7 +105,7 @@ def found(folder, inputs, followed, teacher):
         job("four", 4, "four", "--steps", STEPS, *evaluates),
         job("begun", 2, "resumed", "--steps", 2, *evaluates),
         job("resumed", 3, "resumed", "--steps", STEPS, "--resume", *evaluates),
-        *(job(f"fewer {ranks}", ranks, "fewer", "--steps", STEPS + 1 - ranks, "--resume") for ranks in (3, 2, 1)),
+        *(job(f"turn {turn}", ranks, "turns", "--steps", turn, "--resume") for turn, ranks in enumerate((1, 3, 2, 1), 1)),
         job("background", 2, "background", "--steps", STEPS, "--save-in-background", *evaluates),
         job("stopped", 2, "stopped", *long, signal=[1, int(signal.SIGTERM), "step 3/"]),
         job("killed", 2, "killed", *long, signal=[1, int(signal.SIGKILL), "step 3/"]),
@@ -164,14 +165,29 @@ def test_ranks_that_wait_for_rows_are_stopped_together(found, folder):
 def test_equal_numbers_of_ranks_give_equal_bits(found, folder):
     assert found["again"][0] == found["background"][0] == [0, 0]
     digest = lambda run, file: hashlib.sha256((folder / run / f"checkpoints/step_{STEPS}" / file).read_bytes()).hexdigest()
-    for file in ("model.safetensors", "optimizer.safetensors"):
+    files = [file.name for file in (folder / f"two/checkpoints/step_{STEPS}").glob("*.safetensors")]
+    assert sorted(files) == [f"{kind}-0000{rank}-of-00002.safetensors" for kind in ("model", "optimizer") for rank in (1, 2)]
+    for file in (*files, "model.safetensors.index.json", "manifest.json"):
         assert digest("two", file) == digest("again", file) == digest("background", file)
 
 
-def test_fewer_ranks_continue(found, folder, one):
-    assert [found[f"fewer {ranks}"][0] for ranks in (3, 2, 1)] == [[0, 0, 0], [0, 0], [0]]
+def test_transformers_opens_what_two_ranks_have_written(found, folder, one):
+    transformers = pytest.importorskip("transformers")
+    step = folder / f"two/checkpoints/step_{STEPS}"
+    assert set(json.loads((step / "model.safetensors.index.json").read_text())["weight_map"]) == set(weights(one))
+    load = lambda run: transformers.AutoModelForCausalLM.from_pretrained(run / f"checkpoints/step_{STEPS}", dtype="float64", output_loading_info=True)
+    (ours, told), (theirs, _) = load(folder / "two"), load(one)
+    assert not any(told.values()), told
+    expected = theirs.state_dict()
+    assert ours.state_dict().keys() == expected.keys()
+    for name, value in ours.state_dict().items():
+        assert (value - expected[name]).abs().max() < 1e-12, name
+
+
+def test_one_rank_and_three_and_two_and_one_continue(found, folder, one):
+    assert [found[f"turn {turn}"][0] for turn in (1, 2, 3, 4)] == [[0], [0, 0, 0], [0, 0], [0]], found
     expected = weights(one)
-    for key, value in weights(folder / "fewer").items():
+    for key, value in weights(folder / "turns").items():
         assert np.abs(value - expected[key]).max() < 1e-12, key
 
 
@@ -253,7 +269,9 @@ def test_processes_are_those_of_torchrun(folder, inputs, one, espalier):
     espalier("train", *flags(model, rows, folder / "torchrun", "--steps", STEPS, "--processes", 2, "--eval-data", held_out,
                              "--eval-every", 2), variables=variables)  # fmt: skip
     espalier("rerun", folder / "torchrun", "--out", folder / "repeated", variables=variables)
-    for file in ("run.json", "checkpoints/step_4/model.safetensors", "checkpoints/step_4/optimizer.safetensors"):
+    saved = [f"checkpoints/step_4/{file.name}" for file in (folder / "torchrun/checkpoints/step_4").glob("*.safetensors")]
+    assert len(saved) == 4
+    for file in ("run.json", *saved):
         assert (folder / "torchrun" / file).read_bytes() == (folder / "repeated" / file).read_bytes(), file
     record = json.loads((folder / "torchrun/run.json").read_text())
     assert record["processes"] == 2 and record["program"][1].startswith("commit: ")

@@ -4,7 +4,7 @@
     python train_ranks.py FOLDER    runs the jobs of FOLDER/jobs.json, one after the other
 
 A job has a name, the command and arguments of every rank, and optionally "signal": [rank, number, text], which is sent once the
-output of rank 0 has the text. FOLDER/NAME.json has the exit statuses (the negative signal where one ended a rank) and
+output of rank 0 has the text, and "variables": those of the environment of every rank. FOLDER/NAME.json has the exit statuses (the negative signal where one ended a rank) and
 what each rank has printed.
 """
 
@@ -19,13 +19,13 @@ from pathlib import Path
 from rank_processes import ENVIRONMENT, SECONDS
 
 
-def outcomes(folder, jobs):
-    """{name: (statuses, outputs)}, by rank."""
+def outcomes(folder, jobs, **variables):
+    """{name: (statuses, outputs)}, by rank. `variables`: of the environment of all."""
     (folder / "jobs.json").write_text(json.dumps(jobs))
     here = Path(__file__).resolve()
     path = os.pathsep.join([str(here.parents[2] / "python"), os.environ.get("PYTHONPATH", "")])
     process = subprocess.Popen([sys.executable, str(here), str(folder)], start_new_session=True,
-                               env={**os.environ, **ENVIRONMENT, "PYTHONPATH": path})  # fmt: skip
+                               env={**os.environ, **ENVIRONMENT, "PYTHONPATH": path, **variables})  # fmt: skip
     try:
         process.wait(SECONDS)
     finally:
@@ -51,6 +51,7 @@ def start(folder, job, rank, port):
         return child
     size = len(job["arguments"])
     os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(size), MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+    os.environ.update(job["variables"][rank] if "variables" in job else {})
     output = os.open(folder / f"{job['name']}.{rank}.txt", os.O_CREAT | os.O_WRONLY | os.O_TRUNC)
     os.dup2(output, 1)
     os.dup2(output, 2)

@@ -65,6 +65,18 @@ std::map<std::string, Entry> read_manifest(const fs::path& path, const std::stri
   return entries;
 }
 
+// Entries of the files whose names end with `suffix`: those of `known`, and else by reading them.
+Json entries_of(const fs::path& folder, const std::string& suffix, const Json& known) {
+  Json files = Json::object();
+  for (const std::string& name : file_names(folder)) {
+    if (!name.ends_with(suffix)) continue;
+    files[name] = known.contains(name)
+                      ? known[name]
+                      : Json{{"bytes", fs::file_size(folder / name)}, {kHashKey, hash_file(folder / name)}};
+  }
+  return files;
+}
+
 // One sentence about the first fault of a file; "" if it is intact.
 std::string fault_of(const fs::path& path, const std::string& name, const Entry& expected) {
   std::error_code error;
@@ -84,11 +96,14 @@ std::string fault_of(const fs::path& path, const std::string& name, const Entry&
 
 }  // namespace
 
-void write_manifest(const fs::path& folder, const std::string& title) {
-  Json files = Json::object();
-  for (const std::string& name : file_names(folder)) {
-    files[name] = {{"bytes", fs::file_size(folder / name)}, {kHashKey, hash_file(folder / name)}};
-  }
+std::string manifest_entries(const fs::path& folder, const std::string& suffix) {
+  return entries_of(folder, suffix, Json::object()).dump();
+}
+
+void write_manifest(const fs::path& folder, const std::string& title, const std::vector<std::string>& known) {
+  Json read = Json::object();
+  for (const std::string& entries : known) read.update(Json::parse(entries));
+  const Json files = entries_of(folder, "", read);
   const Json manifest = {{"version", kVersion}, {"title", title}, {"files", files}};
   write_text(folder / kManifestFile, manifest.dump(2) + "\n");
 }

@@ -11,8 +11,13 @@ namespace espalier {
 inline constexpr const char* kManifestFile = "manifest.json";
 
 /// Writes FOLDER/manifest.json: `title`, and name, size and hash (base/hash.h) of every other regular file
-/// directly in the folder. Replaces an older manifest.
-void write_manifest(const std::filesystem::path& folder, const std::string& title);
+/// directly in the folder. Replaces an older manifest. `known`: manifest_entries of files that need not be
+/// read again.
+void write_manifest(const std::filesystem::path& folder, const std::string& title,
+                    const std::vector<std::string>& known = {});
+
+/// What a manifest says of the files whose names end with `suffix`, as JSON.
+std::string manifest_entries(const std::filesystem::path& folder, const std::string& suffix);
 
 struct ManifestReport {
   bool present = false;             // whether there is a manifest

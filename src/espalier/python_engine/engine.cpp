@@ -34,7 +34,6 @@
 #include "espalier/sample/distributions.h"
 #include "espalier/sample/sampler.h"
 #include "espalier/train/optimizer/diagnosis.h"
-#include "espalier/train/run/background_save.h"
 #include "espalier/train/run/checkpoint.h"
 #include "espalier/train/run/load_model.h"
 #include "espalier/train/run/metrics.h"
@@ -612,30 +611,25 @@ void Engine::zero_gradients() {
 }
 
 void Engine::save(const fs::path& folder, const std::string& dtype) {
-  const auto check = [&] {
-    state_->check_whole();
-    return true;
-  };
-  const auto write = [&](const OptimizerState& optimizer) {
-    if (!state_->group.is_first()) return true;
+  const Group& group = state_->group;
+  state_->call([&] {
     const fs::path path = plain_path(folder);
-    ESPALIER_CHECK(!fs::exists(path), "{}: expected no such folder, it exists already", path.string());
+    const at::ScalarType saved = group.together([&] {
+      state_->check_whole();
+      ESPALIER_CHECK(!group.is_first() || !fs::exists(path), "{}: expected no such folder, it exists already",
+                     path.string());
+      return dtype.empty() ? state_->trained_dtype() : parse_dtype(dtype);
+    });
     const Decoder& decoder = state_->now->decoder();
     const OptimizerKind kind = state_->options.train.optimizer.kind;
-    const at::ScalarType saved = dtype.empty() ? state_->trained_dtype() : parse_dtype(dtype);
     RunState state{.step = state_->now->step, .data_hashes = {}, .settings = RunSettings{}};
     state.settings->fixed = {{"dtype", dtype_name(state_->dtype)},
                              {"save-dtype", dtype_name(saved)},
                              {"optimizer", decoder.is_frozen() ? "none" : to_string(kind)}};
     if (decoder.has_adapter()) state.model_config = state_->source.config();
-    write_checkpoint(path, {.run_folder = {}, .source = state_->source, .save_dtype = saved}, decoder,
-                     optimizer, state);
-    return true;
-  };
-  state_->call([&] {
-    state_->group.together(check);
-    const OptimizerState optimizer = state_->now->trainer.optimizer().state();
-    state_->group.together([&] { return write(optimizer); });
+    CheckpointWriter writer(path, {.source = state_->source, .save_dtype = saved, .group = &group});
+    writer.start(decoder, state_->now->trainer.optimizer(), state);
+    writer.finish();
   });
 }
 

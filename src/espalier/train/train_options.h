@@ -59,7 +59,7 @@ struct TrainOptions {
   /// Steps of the run whose loss or gradients are not finite, or whose update would overflow, that leave
   /// weights and optimiser as they are; one more is an error.
   int64_t skip_bad_steps = 0;
-  bool save_in_background = false;        // checkpoints but the last (run/background_save.h)
+  bool save_in_background = false;        // checkpoints but the last (run/checkpoint.h)
   int64_t keep_last = 0;                  // newest checkpoints to keep; 0: all
   int64_t keep_every = 0;                 // also keep those of steps that are multiples of it; 0: none
   std::filesystem::path follow = {};      // folder of files to train on as they come; empty: none

@@ -1,7 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 // Checkpoints that are written while the next steps go on are those of their step.
-#include "espalier/train/run/background_save.h"
-
 #include <gtest/gtest.h>
 
 #include <cstdint>
@@ -35,22 +33,23 @@ TEST_F(BackgroundSaves, WhatIsWrittenIsACopy) {
       if (has_adapter) run.lora = LoraOptions{.rank = 2, .alpha = 2, .targets = {kAllLinear}};
       const Decoder decoder = load_model(run);
       const Optimizer optimizer(decoder, {});
-      const CheckpointOptions checkpoint{run.out, SourceModel(run.model), at::kFloat};
+      const CheckpointOptions checkpoint{SourceModel(run.model), at::kFloat};
       const RunState state{.step = 3, .data_hashes = {}, .settings = {}};
       const fs::path before = folder_ / fmt::format("before-{}-{}", dtype_name(dtype), has_adapter);
-      OptimizerState moments = optimizer.state();
-      write_checkpoint(before, checkpoint, decoder, moments, state);
-      BackgroundSave save;
-      EXPECT_FALSE(save.is_pending());
-      save.start(checkpoint, decoder, &moments, state);
+      CheckpointWriter waits(before, checkpoint);
+      waits.start(decoder, optimizer, state);
+      EXPECT_FALSE(waits.is_done());
+      waits.finish();
+      const fs::path folder = checkpoint_folder(run.out, 3);
+      CheckpointWriter save(folder, checkpoint);
+      save.start(decoder, optimizer, state, /*in_background=*/true);
       const at::NoGradGuard no_grad;
       for (const Parameter& entry : optimizer.state()) at::Tensor(entry.value).fill_(7);
       for (const Parameter& parameter : decoder.parameters()) at::Tensor(parameter.value).fill_(7);
-      EXPECT_TRUE(save.is_pending());
       EXPECT_EQ(save.step(), 3);
-      EXPECT_EQ(save.finish(), checkpoint_folder(run.out, 3));
-      EXPECT_FALSE(save.is_pending());
-      expect_same_files(before, checkpoint_folder(run.out, 3));
+      EXPECT_FALSE(fs::exists(folder));
+      save.finish();
+      expect_same_files(before, folder);
     }
   }
 }
@@ -66,7 +65,7 @@ TEST_F(BackgroundSaves, EveryCheckpointIsThatOfARunThatWaits) {
   }
 }
 
-TEST_F(BackgroundSaves, AnErrorIsSaidAtALaterStepAndMadeUpFor) {
+TEST_F(BackgroundSaves, AnErrorIsSaidAndMadeUpFor) {
   TrainOptions run = run_of("run", at::kFloat, true);
   run.steps = 40;
   run.batch_size = 0;
@@ -101,7 +100,13 @@ TEST(StateBytes, TheCopyIsPartOfThePlan) {
   options.save_in_background = true;
   EXPECT_EQ(state_bytes(options, at::kFloat, at::kCPU), own + 4 + own);
   EXPECT_EQ(state_bytes(options, at::kFloat, at::kCUDA), own);  // the copy is in host memory
-  EXPECT_EQ(state_bytes(options, at::kBFloat16, at::kCPU), 12 + 2 + 12);
+  // Weights in the dtype of the folder, and exact ones where that is another.
+  EXPECT_EQ(state_bytes(options, at::kBFloat16, at::kCPU), 12 + (4 + 2) + 12);
+  class Three : public Group {
+    int64_t size() const override { return 3; }
+  } three;
+  options.group = &three;  // a third of all of it
+  EXPECT_DOUBLE_EQ(state_bytes(options, at::kFloat, at::kCPU), (own + 4 + own) / 3);
 }
 
 }  // namespace

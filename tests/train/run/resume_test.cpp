@@ -463,7 +463,7 @@ TEST_F(ResumeTest, StatesAreChecked) {
          {nlohmann::ordered_json(), nlohmann::ordered_json(UINT64_MAX), nlohmann::ordered_json(-1)})
       refused(key, value);
   }
-  refused("format", 5);
+  refused("format", 6);
   refused("skipped_steps", -1);
   refused("format", "2");
   refused("data_hashes", 3);

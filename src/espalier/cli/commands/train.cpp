@@ -32,7 +32,7 @@
 #include "espalier/plan/time_model.h"
 #include "espalier/runtime/progress.h"
 #include "espalier/train/flags.h"
-#include "espalier/train/run/background_save.h"
+#include "espalier/train/run/checkpoint.h"
 #include "espalier/train/run/epochs.h"
 #include "espalier/train/run/reference.h"
 #include "espalier/train/run/resume.h"

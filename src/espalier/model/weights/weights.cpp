@@ -364,24 +364,63 @@ KeptFile keep_file(const SafetensorsFile& file, const std::set<std::string>& par
   return kept;
 }
 
+int64_t bytes_of(const KeptTensor& tensor, at::ScalarType dtype) {
+  if (tensor.bytes) return std::ssize(tensor.bytes->bytes);
+  return tensor.stored.num_elements() * static_cast<int64_t>(c10::elementSize(dtype));
+}
+
+/// A file of a saved model, of a rank where several write it.
+struct SavedFile {
+  std::string name;
+  const std::map<std::string, std::string>& metadata;
+  int64_t rank = 0;
+  std::vector<const KeptTensor*> tensors{};
+  int64_t bytes = 0;
+};
+
+/// The files of the source, or one of each of several ranks.
+std::vector<SavedFile> saved_files(const std::vector<KeptFile>& source, at::ScalarType dtype, int64_t ranks) {
+  std::vector<SavedFile> files;
+  std::vector<const KeptTensor*> all;
+  for (const KeptFile& file : source) {
+    if (ranks == 1) files.push_back({file.name, file.metadata});
+    for (const KeptTensor& tensor : file.tensors)
+      (ranks == 1 ? files.back().tensors : all).push_back(&tensor);
+  }
+  if (ranks == 1) return files;
+  for (int64_t rank = 0; rank < ranks; ++rank)
+    files.push_back({rank_file(kSingleFile, {rank, ranks}).string(), source.front().metadata, rank});
+  const auto bytes = [&](const KeptTensor* tensor) { return bytes_of(*tensor, dtype); };
+  std::ranges::stable_sort(all, std::ranges::greater{}, bytes);
+  for (const KeptTensor* tensor : all) {
+    SavedFile& least = *std::ranges::min_element(files, {}, &SavedFile::bytes);
+    least.tensors.push_back(tensor);
+    least.bytes += bytes(tensor);
+  }
+  return files;
+}
+
+at::Tensor value_of(const std::string& name, const NamedValues& values) {
+  const auto value = values.find(name);
+  return value != values.end() ? value->second : fuse_experts(name, values);
+}
+
 /// The tensors of one file, with parameters replaced by the decoder's `values`. `keep` owns converted tensors
 /// until the file is written.
-std::vector<TensorView> tensors_to_write(const KeptFile& file,
-                                         const std::map<std::string, at::Tensor>& values,
+std::vector<TensorView> tensors_to_write(const SavedFile& file, const NamedValues& values,
                                          at::ScalarType dtype, std::vector<at::Tensor>* keep) {
   std::vector<TensorView> tensors;
-  for (const KeptTensor& tensor : file.tensors) {
-    if (tensor.bytes) {
-      tensors.push_back(tensor.stored);
-      tensors.back().bytes = tensor.bytes->bytes;
+  for (const KeptTensor* tensor : file.tensors) {
+    const std::string& name = tensor->stored.name;
+    if (tensor->bytes) {
+      tensors.push_back(tensor->stored);
+      tensors.back().bytes = tensor->bytes->bytes;
       continue;
     }
-    const auto value = values.find(tensor.stored.name);
-    const at::Tensor whole = value != values.end() ? value->second : fuse_experts(tensor.stored.name, values);
-    keep->push_back(whole.detach().to(at::kCPU, dtype).contiguous());
+    keep->push_back(value_of(name, values).detach().to(at::kCPU, dtype).contiguous());
     if (const std::string fault = nonfinite_text(keep->back()); !fault.empty())
-      throw NonFiniteError(fmt::format("`{}` {}", tensor.stored.name, fault));
-    tensors.push_back(view_tensor(tensor.stored.name, keep->back()));
+      throw NonFiniteError(fmt::format("`{}` {}", name, fault));
+    tensors.push_back(view_tensor(name, keep->back()));
   }
   return tensors;
 }
@@ -459,7 +498,29 @@ const OrderedJson& SourceModel::config() const {
   return content_->config;
 }
 
-void SourceModel::save(const Decoder& decoder, const fs::path& out, at::ScalarType dtype) const {
+NamedValues SourceModel::values_of(const Decoder& decoder) {
+  NamedValues values;
+  for (const Parameter& parameter : decoder.weights()) values.emplace(parameter.name, parameter.value);
+  if (decoder.config().tie_word_embeddings)
+    values.emplace(kLmHead, values.at(embedding_name(decoder.config())));
+  return values;
+}
+
+NamedValues SourceModel::copies_of(const Decoder& decoder, at::ScalarType dtype, const Share& share) const {
+  NamedValues copies;
+  const NamedValues values = values_of(decoder);
+  for (const SavedFile& file : saved_files(content_->weights, dtype, share.ranks)) {
+    for (const KeptTensor* tensor : file.tensors) {
+      if (tensor->bytes || file.rank != share.rank) continue;
+      const std::string& name = tensor->stored.name;
+      copies.emplace(name, value_of(name, values).detach().to(at::kCPU, dtype, false, /*copy=*/true));
+    }
+  }
+  return copies;
+}
+
+void SourceModel::save(const NamedValues& values, const fs::path& out, at::ScalarType dtype,
+                       const Share& share) const {
   const std::string dtype_word = dtype_name(dtype);
   std::error_code error;
   fs::create_directories(out, error);
@@ -468,23 +529,25 @@ void SourceModel::save(const Decoder& decoder, const fs::path& out, at::ScalarTy
   ESPALIER_CHECK(!fs::equivalent(content_->folder, out, error), "cannot save the model over its source {}",
                  content_->folder.string());
 
-  std::map<std::string, at::Tensor> values;
-  for (const Parameter& parameter : decoder.weights()) values.emplace(parameter.name, parameter.value);
-  if (decoder.config().tie_word_embeddings)
-    values.emplace(kLmHead, values.at(embedding_name(decoder.config())));
   int64_t total_bytes = 0;
-  for (const KeptFile& file : content_->weights) {
+  std::map<std::string, std::string> weight_map;
+  for (const SavedFile& file : saved_files(content_->weights, dtype, share.ranks)) {
+    for (const KeptTensor* tensor : file.tensors) {
+      total_bytes += bytes_of(*tensor, dtype);
+      weight_map[tensor->stored.name] = file.name;
+    }
+    if (file.rank != share.rank || (share.ranks > 1 && file.tensors.empty())) continue;
     std::vector<at::Tensor> keep;
-    const std::vector<TensorView> tensors = tensors_to_write(file, values, dtype, &keep);
-    for (const TensorView& tensor : tensors) total_bytes += static_cast<int64_t>(tensor.bytes.size());
-    write_safetensors(out / file.name, tensors, file.metadata);
-    for (const KeptTensor& tensor : file.tensors) {
-      if (tensor.bytes && tensor.bytes->mapping) tensor.bytes->mapping->check_whole();
+    write_safetensors(out / file.name, tensors_to_write(file, values, dtype, &keep), file.metadata);
+    for (const KeptTensor* tensor : file.tensors) {
+      if (tensor->bytes && tensor->bytes->mapping) tensor->bytes->mapping->check_whole();
     }
   }
-  if (!content_->index.is_null()) {
+  if (share.rank > 0) return;
+  if (share.ranks > 1 || !content_->index.is_null()) {
     OrderedJson index = content_->index;
     index["metadata"]["total_size"] = total_bytes;
+    if (share.ranks > 1) index["weight_map"] = weight_map;
     write_text(out / kIndexFile, index.dump(2) + "\n");
   }
   write_text(out / "config.json", config_with_dtype(content_->config, dtype_word));

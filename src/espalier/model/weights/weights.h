@@ -6,6 +6,7 @@
 #include <c10/core/Device.h>
 
 #include <filesystem>
+#include <map>
 #include <memory>
 #include <string>
 #include <vector>
@@ -13,6 +14,7 @@
 #include <nlohmann/json.hpp>
 
 #include "espalier/model/decoder.h"
+#include "espalier/model/weights/rank_files.h"
 #include "espalier/model/weights/tensor_bytes.h"
 
 namespace espalier {
@@ -32,6 +34,9 @@ std::vector<std::string> carried_tensors(const std::filesystem::path& model_fold
 /// Hash (base/hash.h) of names and contents of a model's weight files.
 std::string weights_hash(const std::filesystem::path& model_folder);
 
+/// Tensors by name.
+using NamedValues = std::map<std::string, at::Tensor>;
+
 /// The parts that a saved model takes over from its source folder: names, order and sharding of tensors,
 /// tensors unknown to the decoder, config.json, tokenizer and generation files. Read once, so that
 /// checkpoints can be saved after the folder has been moved or deleted. Files or tensors up to 64 MiB are
@@ -48,7 +53,17 @@ class SourceModel {
   /// tensors of the source with parameters replaced by the decoder's values in `dtype`, config.json with its
   /// dtype key set to `dtype`, and the other files. Throws NonFiniteError before writing a file with a
   /// parameter that is not finite in `dtype`.
-  void save(const Decoder& decoder, const std::filesystem::path& out, at::ScalarType dtype) const;
+  void save(const Decoder& decoder, const std::filesystem::path& out, at::ScalarType dtype) const {
+    save(values_of(decoder), out, dtype, {});
+  }
+
+  /// The same with values of values_of or copies_of. Of several ranks each writes one shard, of about equal
+  /// size, in place of the files of the source, and the first one all else.
+  void save(const NamedValues& values, const std::filesystem::path& out, at::ScalarType dtype,
+            const Share& share) const;
+  static NamedValues values_of(const Decoder& decoder);
+  /// Copies in host memory, in `dtype`, of what `share` writes.
+  NamedValues copies_of(const Decoder& decoder, at::ScalarType dtype, const Share& share) const;
 
  private:
   struct Content;

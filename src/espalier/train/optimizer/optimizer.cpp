@@ -10,8 +10,8 @@
 #include <numbers>
 
 #include "espalier/model/model.h"
+#include "espalier/model/weights/rank_files.h"
 #include "espalier/model/weights/tensor_bytes.h"
-#include "espalier/model/weights/weights.h"
 #include "espalier/train/train_options.h"
 
 namespace espalier {
@@ -161,12 +161,12 @@ std::vector<Optimizer::Divided> Optimizer::divided_state() const {
   return state;
 }
 
-OptimizerState Optimizer::state() const {
+OptimizerState Optimizer::state(bool gathers) const {
   OptimizerState state;
   if (group_->is_first()) state.push_back({"step", steps_done_.view({1}).cpu()});
   for (const auto& [name, part, shape] : divided_state()) {
-    const at::Tensor whole = group_->whole(part, shape);
-    if (group_->is_first()) state.push_back({name, whole.cpu()});
+    const at::Tensor value = gathers ? group_->whole(part, shape) : part;
+    if (!gathers || group_->is_first()) state.push_back({name, value.cpu()});
   }
   return state;
 }
@@ -181,18 +181,23 @@ void save_state(const OptimizerState& state, const std::filesystem::path& file) 
 }
 
 void Optimizer::load(const std::filesystem::path& path) {
-  const SafetensorsFile file(path);
+  const std::vector<SafetensorsFile> files = open_rank_files(path);
+  ESPALIER_CHECK(!files.empty(), "{}: expected a file, or those of ranks, received none", path.string());
   const std::vector<Divided> expected = divided_state();
-  ESPALIER_CHECK(file.tensors().size() == expected.size() + 1,
-                 "{}: expected the state of the same optimizer and dtype ({} tensors), received {} tensors",
-                 path.string(), expected.size() + 1, file.tensors().size());
-  read_tensor(file, "step", steps_done_.view({1}));
+  for (const SafetensorsFile& file : files) {
+    const size_t count = expected.size() + (&file == &files.front() ? 1 : 0);  // with the step
+    ESPALIER_CHECK(file.tensors().size() == count,
+                   "{}: expected the state of the same optimizer and dtype ({} tensors), received {} tensors",
+                   file.path().string(), count, file.tensors().size());
+  }
+  read_tensor(files.front(), "step", steps_done_.view({1}));
   const at::NoGradGuard no_grad;
   for (const auto& [name, part, shape] : expected) {
-    const at::Tensor whole = at::empty(shape, part.options().device(at::kCPU));
-    read_tensor(file, name, whole);
-    check_state(name, whole);
-    part.copy_(group_->part(whole).view_as(part));
+    const at::Tensor own = at::empty(part.sizes(), part.options().device(at::kCPU));
+    const int64_t begin = group_->part(at::empty(shape, at::kMeta)).storage_offset();
+    read_part(files, name, shape, begin, own);
+    check_state(name, own);
+    part.copy_(own);
   }
   // Only bfloat16 models have separate masters; other weights are loaded from the checkpoint.
   round_masters();

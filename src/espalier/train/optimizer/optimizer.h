@@ -64,12 +64,14 @@ class Optimizer {
   /// overflow.
   void update(double learning_rate, double norm);
 
-  /// The state of all ranks in host memory, on the first; on others nothing. A collective. The next update
-  /// may change it.
-  OptimizerState state() const;
+  /// In host memory the state of this rank's parts, each as [N] (one process: in its shape), with `step` on
+  /// the first; with `gathers` the whole state, on the first rank alone, and that is a collective. The next
+  /// update may change it.
+  OptimizerState state(bool gathers = false) const;
 
-  /// Takes this rank's part of saved state. Throws NonFiniteError, naming a tensor, if not all of it is
-  /// finite.
+  /// Takes this rank's part of saved state from `file`, or from those that ranks have written in its place
+  /// (model/weights/rank_files.h), and reads no more. Throws NonFiniteError, naming a tensor, if not all of
+  /// it is finite.
   void load(const std::filesystem::path& file);
 
  private:

@@ -5,11 +5,12 @@
 
 #include <algorithm>
 #include <charconv>
+#include <chrono>
 #include <string_view>
 #include <system_error>
+#include <utility>
 
 #include "espalier/base/check.h"
-#include "espalier/base/file.h"
 #include "espalier/base/manifest.h"
 #include "espalier/base/temporaries.h"
 #include "espalier/model/weights/adapter_folder.h"
@@ -27,17 +28,6 @@ constexpr const char* kBestFolder = "best";
 // Unfinished checkpoints are named .NAME.TAG.partial. While one is replaced, the old one is named
 // .NAME.before.
 constexpr std::string_view kPartialPrefix = ".", kPartialSuffix = ".partial", kBeforeSuffix = ".before";
-
-// Saves trained parameters in their own dtype. bfloat16 models resume from their float32 masters instead.
-void save_exact_weights(const fs::path& file, const Decoder& decoder) {
-  std::vector<at::Tensor> keep;
-  std::vector<TensorView> views;
-  for (const Parameter& parameter : decoder.parameters()) {
-    keep.push_back(parameter.value.detach().cpu());
-    views.push_back(view_tensor(parameter.name, keep.back()));
-  }
-  write_safetensors(file, views);
-}
 
 // Whether ".NAME.TAG.partial" is an unfinished checkpoint of a process of this host that has ended.
 bool is_left_over(std::string_view name) {
@@ -57,37 +47,10 @@ fs::path checkpoint_folder(const fs::path& run_folder, int64_t step) {
   return run_folder / kFolder / checkpoint_name(step);
 }
 
-fs::path save_checkpoint(const CheckpointOptions& options, const Decoder& decoder,
-                         const OptimizerState& optimizer, const RunState& state) {
-  fs::path folder = checkpoint_folder(options.run_folder, state.step);
-  write_checkpoint(folder, options, decoder, optimizer, state);
-  return folder;
-}
-
 namespace {
 
 fs::path path_before(const fs::path& folder) {
   return folder.parent_path() / fmt::format(".{}{}", folder.filename().string(), kBeforeSuffix);
-}
-
-void write_weights(const fs::path& folder, const CheckpointOptions& options, const Decoder& decoder) {
-  if (decoder.has_adapter()) {
-    save_adapter(decoder.config(), decoder.adapter(), folder, options.save_dtype);
-  } else {
-    options.source.save(decoder, folder, options.save_dtype);
-  }
-}
-
-void fill_checkpoint(const fs::path& folder, const CheckpointOptions& options, const Decoder& decoder,
-                     const OptimizerState& optimizer, const RunState& state) {
-  write_weights(folder, options, decoder);
-  if (!decoder.is_frozen()) {
-    save_state(optimizer, folder / kOptimizerFile);
-    const at::ScalarType dtype = decoder.parameters().front().value.scalar_type();
-    if (options.save_dtype != dtype) save_exact_weights(folder / kWeightsFile, decoder);
-  }
-  write_text(folder / kStateFile, to_json(state).dump(2) + "\n");
-  write_manifest(folder, checkpoint_name(state.step));
 }
 
 // Renames `partial` to `folder`, replacing what is there.
@@ -110,18 +73,106 @@ void commit_over(PartialFolder* partial, const fs::path& folder) {
 
 }  // namespace
 
-void write_checkpoint(const fs::path& folder, const CheckpointOptions& options, const Decoder& decoder,
-                      const OptimizerState& optimizer, const RunState& state) {
-  PartialFolder partial(folder);
-  fill_checkpoint(partial.path(), options, decoder, optimizer, state);
-  partial.commit();
+CheckpointWriter::CheckpointWriter(const fs::path& folder, const CheckpointOptions& options)
+    : folder_(folder), options_(options) {
+  const Group& group = *options.group;
+  std::error_code error;
+  const std::string made = group.together([&] {
+    if (!group.is_first()) return std::string();
+    partial_.emplace(folder);
+    fs::create_directory(partial_->path(), error);
+    ESPALIER_CHECK(!error, "cannot make {}: {}", partial_->path().string(), error.message());
+    return partial_->path().string();
+  });
+  path_ = group.gather(made).front();
+  // Its name tells of host and process, so that no rank takes a folder of its own for it.
+  if (!group.any(!fs::is_directory(path_, error))) share_ = {group.rank(), group.size()};
 }
 
-void replace_checkpoint(const fs::path& folder, const CheckpointOptions& options, const Decoder& decoder,
-                        const OptimizerState& optimizer, const RunState& state) {
-  PartialFolder partial(folder);
-  fill_checkpoint(partial.path(), options, decoder, optimizer, state);
-  commit_over(&partial, folder);
+void CheckpointWriter::start(const Decoder& decoder, const Optimizer& optimizer, const RunState& state,
+                             bool in_background) {
+  const at::NoGradGuard no_grad;
+  OptimizerState moments = optimizer.state(/*gathers=*/!is_divided());
+  state_ = state;
+  options_.group->together([&] {
+    const auto policy = in_background ? std::launch::async : std::launch::deferred;
+    if (!is_divided() && !partial_) {
+      written_ = std::async(policy, [] { return std::string("{}"); });
+      return true;
+    }
+    const auto host = [&](const at::Tensor& tensor) {
+      return tensor.detach().to(at::kCPU, tensor.scalar_type(), /*non_blocking=*/false, in_background);
+    };
+    // One after the other, so that tensors that were made for it go at once.
+    for (Parameter& entry : moments) entry.value = host(entry.value);
+    OptimizerState exact;
+    for (const auto& [name, value] : decoder.parameters()) {
+      if (value.scalar_type() == options_.save_dtype) continue;
+      exact.push_back({name, host(is_divided() ? options_.group->part(value.detach()) : value)});
+    }
+    NamedValues weights;
+    if (!decoder.has_adapter()) {
+      weights = in_background ? options_.source.copies_of(decoder, options_.save_dtype, share_)
+                              : SourceModel::values_of(decoder);
+    }
+    const bool copies_adapter = in_background && decoder.has_adapter() && share_.rank == 0;
+    written_ =
+        std::async(policy, [this, adapted = copies_adapter ? copy_of(decoder) : decoder,
+                            weights = std::move(weights), moments = std::move(moments),
+                            exact = std::move(exact)] { return write(adapted, weights, moments, exact); });
+    return true;
+  });
+}
+
+std::string CheckpointWriter::write(const Decoder& decoder, const NamedValues& weights,
+                                    const OptimizerState& optimizer, const OptimizerState& exact) const {
+  const at::NoGradGuard no_grad;
+  if (!decoder.has_adapter()) {
+    options_.source.save(weights, path_, options_.save_dtype, share_);
+  } else if (share_.rank == 0) {
+    save_adapter(decoder.config(), decoder.adapter(), path_, options_.save_dtype);
+  }
+  if (!decoder.is_frozen()) save_state(optimizer, rank_file(path_ / kOptimizerFile, share_));
+  // bfloat16 models resume from their float32 masters instead.
+  if (!exact.empty()) save_state(exact, rank_file(path_ / kWeightsFile, share_));
+  // The first rank reads its own when it writes the manifest.
+  return share_.rank == 0 ? "{}"
+                          : manifest_entries(path_, rank_file("x.safetensors", share_).string().substr(1));
+}
+
+bool CheckpointWriter::is_done() const {
+  return written_.wait_for(std::chrono::seconds(0)) == std::future_status::ready;
+}
+
+void CheckpointWriter::finish(bool replaces) {
+  const Group& group = *options_.group;
+  const std::vector<std::string> entries = group.gather(group.together([&] { return written_.get(); }));
+  group.together([&] {
+    if (!partial_) return true;
+    write_text(path_ / kStateFile, to_json(state_).dump(2) + "\n");
+    write_manifest(path_, checkpoint_name(state_.step), entries);
+    if (replaces) {
+      commit_over(&*partial_, folder_);
+    } else {
+      partial_->commit();
+    }
+    return true;
+  });
+}
+
+double state_bytes(const TrainOptions& options, at::ScalarType dtype, at::Device device) {
+  const auto ranks = static_cast<double>(options.group->size());
+  const double own = optimizer_bytes(options.optimizer.kind, dtype, options.group->size());
+  if (!options.save_in_background || !device.is_cpu()) return own;
+  const auto saved = static_cast<double>(c10::elementSize(options.save_dtype));
+  const double exact = options.save_dtype == dtype ? 0 : static_cast<double>(c10::elementSize(dtype));
+  return 2 * own + (options.trains_adapter() ? saved : saved / ranks) + exact / ranks;
+}
+
+Decoder copy_of(const Decoder& decoder) {
+  Adapter adapter = decoder.adapter();
+  for (Parameter& parameter : adapter.parameters) parameter.value = parameter.value.detach().clone();
+  return Decoder(decoder.config(), decoder.weights(), decoder.buffers(), std::move(adapter));
 }
 
 fs::path best_checkpoint_folder(const fs::path& run_folder) {
@@ -214,7 +265,11 @@ fs::path publish_weights(const fs::path& parent, const CheckpointOptions& option
   fs::path folder = parent / checkpoint_name(step);
   sweep_unfinished(parent, /*all=*/false);
   PartialFolder partial(folder);
-  write_weights(partial.path(), options, decoder);
+  if (decoder.has_adapter()) {
+    save_adapter(decoder.config(), decoder.adapter(), partial.path(), options.save_dtype);
+  } else {
+    options.source.save(decoder, partial.path(), options.save_dtype);
+  }
   write_manifest(partial.path(), checkpoint_name(step));
   commit_over(&partial, folder);
   remove_older(parent, /*keep_last=*/2, /*keep_every=*/0);
@@ -223,11 +278,11 @@ fs::path publish_weights(const fs::path& parent, const CheckpointOptions& option
 
 void load_checkpoint(const fs::path& checkpoint, Decoder* decoder, Optimizer* optimizer) {
   const at::NoGradGuard no_grad;
-  const bool exact_weights = fs::exists(checkpoint / kWeightsFile);
-  if (exact_weights) {
-    const SafetensorsFile file(checkpoint / kWeightsFile);
-    for (const Parameter& parameter : decoder->parameters()) {
-      read_tensor(file, parameter.name, parameter.value.detach());
+  if (const std::vector<SafetensorsFile> files = open_rank_files(checkpoint / kWeightsFile); !files.empty()) {
+    for (const auto& [name, value] : decoder->parameters()) {
+      const at::Tensor exact = at::empty(value.sizes(), value.options().device(at::kCPU));
+      read_part(files, name, value.sizes(), /*begin=*/0, exact);
+      value.detach().copy_(exact);
     }
   } else {
     const std::vector<Parameter> saved =

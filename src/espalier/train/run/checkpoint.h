@@ -7,9 +7,13 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <future>
+#include <optional>
 #include <string>
 #include <vector>
 
+#include "espalier/base/file.h"
+#include "espalier/distributed/group.h"
 #include "espalier/model/weights/weights.h"
 #include "espalier/train/optimizer/optimizer.h"
 #include "espalier/train/run/run_state.h"
@@ -22,32 +26,67 @@ inline constexpr const char* kStateFile = "trainer_state.json";
 std::string checkpoint_name(int64_t step);
 
 struct CheckpointOptions {
-  std::filesystem::path run_folder;  // used by save_checkpoint
-  SourceModel source;                // files that the saved model takes over
+  SourceModel source;  // files that the saved model takes over
   at::ScalarType save_dtype = at::kFloat;
+  const Group* group = &alone();  // the ranks that write it together
 };
 
-/// Writes step_N, with N = state.step, atomically: under a temporary name, synced and then renamed. It
-/// contains the model of `source` with the decoder's weights in `save_dtype`, or only the decoder's adapter
+/// Writes a checkpoint atomically: under a temporary name, synced and then renamed. It contains the model of
+/// `source` with the decoder's weights in `save_dtype`, or only the decoder's adapter
 /// (model/weights/adapter_folder.h), and optimizer.safetensors, trainer_state.json and a manifest
 /// (base/manifest.h); a frozen decoder has no optimizer.safetensors. If save_dtype differs from the trained
-/// dtype, resume.safetensors has the exact values. Returns the folder. Throws NonFiniteError if weights or
-/// optimiser state are not finite, InputError if the folder cannot be written; then no files are left.
-std::filesystem::path save_checkpoint(const CheckpointOptions& options, const Decoder& decoder,
-                                      const OptimizerState& optimizer, const RunState& state);
+/// dtype, resume.safetensors has the exact values. Of several ranks each writes its part of weights and
+/// optimiser state (model/weights/rank_files.h) at the same time; the first alone writes adapters and all
+/// other files. Where a rank does not see the folder of the first one, that one gathers the state and writes
+/// all.
+///
+/// The constructor, start() and finish() are collectives. They throw on all ranks what they throw on one
+/// (Group::together): NonFiniteError if weights or optimiser state are not finite, InputError if files cannot
+/// be written. Unless finish() has succeeded the destructor, which waits for the thread, leaves no files.
+class CheckpointWriter {
+ public:
+  /// Makes the temporary folder beside `folder`, and their parent if necessary.
+  CheckpointWriter(const std::filesystem::path& folder, const CheckpointOptions& options);
 
-/// The same for a folder of any name. Creates its parent if necessary.
-void write_checkpoint(const std::filesystem::path& folder, const CheckpointOptions& options,
-                      const Decoder& decoder, const OptimizerState& optimizer, const RunState& state);
+  /// Whether each of several ranks writes its part.
+  bool is_divided() const { return share_.ranks > 1; }
 
-/// The same, replacing an existing folder. `folder` is always complete, either old or new, except for a short
-/// time in which a killed process leaves the old one under another name (see sweep_unfinished_checkpoints).
-void replace_checkpoint(const std::filesystem::path& folder, const CheckpointOptions& options,
-                        const Decoder& decoder, const OptimizerState& optimizer, const RunState& state);
+  /// `in_background`: copies what this rank writes to host memory, and writes it in a thread. Else finish()
+  /// writes it.
+  void start(const Decoder& decoder, const Optimizer& optimizer, const RunState& state,
+             bool in_background = false);
+
+  /// Whether the thread has written what this rank writes. Not a collective.
+  bool is_done() const;
+  int64_t step() const { return state_.step; }
+
+  /// Once all ranks have written: completes the folder and renames it. `replaces`: in place of an existing
+  /// one. The folder is always complete, either old or new, except for a short time in which a killed process
+  /// leaves the old one under another name (see sweep_unfinished_checkpoints).
+  void finish(bool replaces = false);
+
+ private:
+  std::string write(const Decoder& decoder, const NamedValues& weights, const OptimizerState& optimizer,
+                    const OptimizerState& exact) const;
+
+  std::filesystem::path folder_, path_;
+  CheckpointOptions options_;
+  Share share_;
+  RunState state_;
+  std::optional<PartialFolder> partial_;  // of the first rank
+  std::future<std::string> written_;      // entries of the manifest
+};
+
+/// Bytes of moments and master weights per element of a trained parameter of this dtype on a rank of
+/// options.group, and on a CPU those of its copies of them and of weights for options.save_in_background.
+double state_bytes(const TrainOptions& options, at::ScalarType dtype, at::Device device);
+
+/// A decoder with a copy of the adapter, on its device, and the same frozen weights.
+Decoder copy_of(const Decoder& decoder);
 
 /// Writes the weights or the adapter of `decoder`, without training state, as PARENT/step_N for other
-/// programs, with a manifest. Replaces a folder of that name (replace_checkpoint), and removes all but the
-/// newest two and what killed processes have left. Returns the folder. Throws like save_checkpoint.
+/// programs, with a manifest. Replaces a folder of that name as CheckpointWriter does, and removes all but
+/// the newest two and what killed processes have left. Returns the folder. Throws like CheckpointWriter.
 std::filesystem::path publish_weights(const std::filesystem::path& parent, const CheckpointOptions& options,
                                       const Decoder& decoder, int64_t step);
 

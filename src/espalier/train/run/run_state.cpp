@@ -33,7 +33,7 @@ nlohmann::ordered_json mix_settings(const std::vector<MixSource>& mix) {
 using Json = nlohmann::ordered_json;
 
 // Incremented when the meaning of the file changes. The oldest files have no format.
-constexpr int64_t kFormat = 4;  // 4: skipped_steps; a step need not have an update
+constexpr int64_t kFormat = 5;  // 5: files of ranks beside it (model/weights/rank_files.h)
 
 // An integer >= `least` that fits int64_t. nlohmann::json stores larger ones as unsigned and would convert
 // them with wrap-around.

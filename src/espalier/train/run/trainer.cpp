@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
-#include <cstdlib>
 #include <optional>
 #include <string>
 #include <thread>
@@ -23,12 +22,12 @@
 #include "espalier/train/optimizer/diagnosis.h"
 #include "espalier/train/optimizer/optimizer.h"
 #include "espalier/train/optimizer/step_trainer.h"
-#include "espalier/train/run/background_save.h"
 #include "espalier/train/run/checkpoint.h"
 #include "espalier/train/run/load_model.h"
 #include "espalier/train/run/metrics.h"
 #include "espalier/train/run/resume.h"
 #include "espalier/train/run/run_folder.h"
+#include "espalier/train/run/saves.h"
 
 namespace espalier {
 namespace {
@@ -49,33 +48,6 @@ std::string hash_text(const std::string& text) {
   return hasher.digits();
 }
 
-/// Schedule of checkpoints, with retries of those that could not be written.
-class SaveSchedule {
- public:
-  SaveSchedule(int64_t every, int64_t last) : every_(every), last_(last) {}
-
-  bool is_due(int64_t step, bool stopping) const {
-    return is_final(step, stopping) || is_regular(step) || step == retry_at_;
-  }
-  void saved() { failures_ = retry_at_ = 0; }
-
-  /// Whether the run, which has completed step `now`, may continue although the checkpoint of `step` could
-  /// not be written: until the next one is due, with retries after 1, 2, 4, ... steps.
-  bool may_wait(int64_t step, int64_t now, bool stopping) {
-    if (is_final(step, stopping) || (failures_ > 0 && is_regular(step))) return false;
-    retry_at_ = now + (int64_t{1} << std::min<int64_t>(failures_++, 20));
-    return true;
-  }
-
- private:
-  bool is_final(int64_t step, bool stopping) const { return step == last_ || stopping; }
-  bool is_regular(int64_t step) const { return every_ > 0 && step % every_ == 0; }
-
-  int64_t every_, last_;
-  int64_t failures_ = 0;  // consecutive
-  int64_t retry_at_ = 0;
-};
-
 /// A training run, from its first step or from a checkpoint, to its last step.
 class TrainingRun {
  public:
@@ -95,17 +67,17 @@ class TrainingRun {
                            : std::nullopt),
         last_(total_steps(trajectories, options)),
         evaluator_(held_out ? std::optional<Evaluator>(std::in_place, *held_out, options) : std::nullopt),
-        checkpoint_{options.out, SourceModel(options.model), options.save_dtype},
+        checkpoint_{SourceModel(options.model), options.save_dtype, &group_},
         trainer_(load_model(options), options.optimizer, group_),
         cost_(cost_of(trainer_.decoder())),
         state_(run_state_of(trajectories, options)),
         resumed_(resume_run()),
         first_(resumed_.empty() ? 0 : step_of(resumed_)),
-        saves_(options.save_every, last_) {
+        saves_({options, events, trainer_, state_, checkpoint_, rescue_folder_ ? &*rescue_folder_ : nullptr,
+                last_},
+               resumed_) {
     group_.check_equal("the settings and data of the run", hash_text(to_json(state_).dump()));
     state_.step = first_;
-    const bool is_rescued = first_ > 0 && resumed_ != checkpoint_folder(options.out, first_);
-    (is_rescued ? rescued_ : saved_) = first_;
     if (first_ > 0) state_.skipped_steps = read_run_state(resumed_).skipped_steps;
     if (evaluator_) resume_evaluations();
     if (!state_.taken) {
@@ -119,11 +91,7 @@ class TrainingRun {
   bool run() {
     if (first_ < last_ && !state_.taken) check_before_the_first_step();
     if (folder_) folder_->write_files();
-    if (rescued_ > 0) {
-      save_on_first([&](const OptimizerState& optimizer) {
-        try_to_save(first_, /*stop=*/false, [&] { save_now(optimizer); });
-      });
-    }
+    saves_.bring_back();
     if (events_.started) events_.started(last_, first_);
     const bool evaluates_first = is_evaluation_due();
     if (!evaluates_first && has_nothing_to_do()) return true;
@@ -234,24 +202,12 @@ class TrainingRun {
         break;
       }
       const nlohmann::ordered_json metrics = take_step(state_.step + 1);
-      on_first([&] {
-        restore_folder();
-        writer_->write(state_.step, metrics);
-      });
+      restore_folder();
+      if (writer_) writer_->write(state_.step, metrics);
       if (events_.step) events_.step(state_.step, metrics);
-      if (folder_) publish();
+      if (folder_) saves_.publish();
       if (is_evaluation_due()) evaluate();
-      const bool ends = stopping() || ends_early();
-      bool saves = false;
-      on_first([&] {
-        if (writing_.is_done()) finish_writing(ends);
-        saves = needs_rescue_ || saves_.is_due(state_.step, ends);
-      });
-      if (group_.any(saves)) {
-        save_on_first([&](OptimizerState& optimizer) {
-          if (saves_.is_due(state_.step, ends)) save(ends, &optimizer);
-        });
-      }
+      saves_.after_step(/*ends=*/stopping() || ends_early());
       if (stopping() && (state_.step < last_ || is_evaluation_due()) && !ends_early()) return false;
     }
     if (ends_early()) note(fmt::format("stopped early: {}", early_stop_text(*state_.evaluation)));
@@ -262,33 +218,27 @@ class TrainingRun {
 
   /// Restores the folder if it was removed, and resets the state of checkpoints that were lost.
   void restore_folder() {
+    bool was_restored = false;
     try {
-      if (!folder_->restore()) return;
+      on_first([&] { was_restored = folder_->restore(); });
     } catch (const std::exception&) {
-      save_failed_ = true;  // no checkpoint can be written
+      saves_.give_up();
       throw;
     }
-    if (!std::filesystem::exists(checkpoint_folder(options_.out, saved_))) saved_ = 0;
-    const bool lost_best = evaluator_ && evaluator_->options().keep_best &&
-                           state_.evaluation->best_step > 0 &&
-                           !std::filesystem::exists(best_checkpoint_folder(options_.out));
-    if (!lost_best) return;
-    best_error_ = "it was removed during the run";
-    best_failed_step_ = state_.evaluation->best_step;
+    if (!group_.any(was_restored)) return;
+    const bool keeps_best = evaluator_ && evaluator_->options().keep_best;
+    if (!saves_.forget_lost(keeps_best ? state_.evaluation->best_step : 0)) return;
     state_.evaluation->best_step = 0;
     state_.evaluation->best_loss = 0;
   }
 
   /// Writes the last checkpoint. Throws InputError if files of the folder are missing.
   void end(bool finished) {
-    on_first([&] { restore_folder(); });
-    if (group_.any(folder_ && saved_ < state_.step))
-      save_on_first([&](const OptimizerState& optimizer) { save_now(optimizer); });
+    restore_folder();
+    if (saves_.saved() < state_.step) saves_.save_now();
     on_first([&] {
       ESPALIER_CHECK(folder_->failure().empty(), "{}", folder_->failure());
-      ESPALIER_CHECK(!finished || best_error_.empty(),
-                     "the best checkpoint, that of step {}, could not be saved: {}", best_failed_step_,
-                     best_error_);
+      ESPALIER_CHECK(!finished || saves_.best_failure().empty(), "{}", saves_.best_failure());
     });
   }
 
@@ -327,12 +277,7 @@ class TrainingRun {
     evaluate();
     if (is_evaluation_due()) return false;
     // No later checkpoint will record the result.
-    if (state_.step == last_ || ends_early()) {
-      save_on_first([&](const OptimizerState& optimizer) {
-        replace_checkpoint(checkpoint_folder(options_.out, state_.step), checkpoint_, trainer_.decoder(),
-                           optimizer, state_);
-      });
-    }
+    if (state_.step == last_ || ends_early()) saves_.replace();
     return true;
   }
 
@@ -351,28 +296,10 @@ class TrainingRun {
     if (writer_) writer_->write_evaluation(state_.step, values);
     if (events_.evaluated) events_.evaluated(state_.step, values, *state_.evaluation);
     if (!is_best || !evaluator_->options().keep_best) return;
-    bool is_kept = true;
-    save_on_first([&](const OptimizerState& optimizer) { is_kept = save_best(optimizer); });
-    if (!group_.any(!is_kept)) return;
+    if (saves_.save_best()) return;
     // The next evaluation that is better tries again.
     state_.evaluation->best_step = before.best_step;
     state_.evaluation->best_loss = before.best_loss;
-  }
-
-  /// Returns false, with a warning, if the best checkpoint cannot be written.
-  bool save_best(const OptimizerState& optimizer) {
-    try {
-      replace_checkpoint(best_checkpoint_folder(options_.out), checkpoint_, trainer_.decoder(), optimizer,
-                         state_);
-      best_error_.clear();
-    } catch (const std::exception& error) {
-      best_error_ = text_of(error);
-      best_failed_step_ = state_.step;
-      note(fmt::format(
-          "warning: the best checkpoint, that of step {}, could not be saved: {}; the run continues",
-          state_.step, best_error_));
-    }
-    return best_error_.empty();
   }
 
   /// Also notes the reason.
@@ -479,164 +406,11 @@ class TrainingRun {
     });
   }
 
-  /// The same with the optimiser state of all ranks.
-  template <class Save>
-  void save_on_first(const Save& save) {
-    OptimizerState optimizer = trainer_.optimizer().state();
-    on_first([&] {
-      save(optimizer);
-      try_to_rescue(optimizer);
-    });
-  }
-
-  /// Writes the checkpoint of the last completed step.
-  void save_now(const OptimizerState& optimizer) {
-    add_saved(save_checkpoint(checkpoint_, trainer_.decoder(), optimizer, state_));
-  }
-
-  void add_saved(const std::filesystem::path& folder) {
-    saved_ = step_of(folder);
-    needs_rescue_ = false;
-    if (events_.saved) events_.saved(folder);
-    try {
-      forget_rescued(/*before=*/saved_ + 1);
-      remove_old_checkpoints(options_.out, options_.keep_last, options_.keep_every);
-    } catch (const std::exception& error) {
-      note(fmt::format("warning: an old checkpoint could not be removed: {}", error.what()));
-    }
-  }
-
-  /// The same for a checkpoint that is due; a failure may be retried later.
-  void save(bool stop, OptimizerState* optimizer) {
-    if (writing_.is_pending()) finish_writing(stop);
-    if (options_.save_in_background && !stop && state_.step < last_ && start_writing(optimizer)) return;
-    try_to_save(state_.step, stop, [&] { save_now(*optimizer); });
-  }
-
-  /// Returns false if there is no memory for a copy.
-  bool start_writing(OptimizerState* optimizer) {
-    try {
-      writing_.start(checkpoint_, trainer_.decoder(), optimizer, state_);
-      return true;
-    } catch (const std::exception& error) {
-      note(fmt::format("warning: step {} is not saved in the background: {}", state_.step, text_of(error)));
-      return false;
-    }
-  }
-
-  /// Waits for the checkpoint that is being written.
-  void finish_writing(bool stop) {
-    try_to_save(writing_.step(), stop, [&] { add_saved(writing_.finish()); });
-  }
-
-  /// Calls `save`, which saves `step`. A failure is retried later, or thrown.
-  template <class Save>
-  void try_to_save(int64_t step, bool stop, const Save& save) {
-    try {
-      save();
-      saves_.saved();
-    } catch (const std::exception& error) {
-      // Retrying does not make values finite.
-      const bool hopeless = dynamic_cast<const NonFiniteError*>(&error) != nullptr;
-      if (hopeless || !saves_.may_wait(step, state_.step, stop && step == state_.step)) {
-        save_failed_ = true;
-        throw;
-      }
-      note(fmt::format("warning: step {} could not be saved: {}; the run continues and retries later", step,
-                       text_of(error)));
-      needs_rescue_ = true;
-    }
-  }
-
-  /// Writes the last completed step, if one could not be saved, to the rescue folder in place of an older
-  /// one.
-  void try_to_rescue(const OptimizerState& optimizer) {
-    if (!std::exchange(needs_rescue_, false) || options_.rescue_dir.empty() || rescued_ == state_.step)
-      return;
-    CheckpointOptions elsewhere = checkpoint_;
-    elsewhere.run_folder = options_.rescue_dir;
-    try {
-      rescue_folder_->restore();
-      const auto folder = save_checkpoint(elsewhere, trainer_.decoder(), optimizer, state_);
-      forget_rescued(/*before=*/state_.step);
-      rescued_ = state_.step;
-      note(fmt::format("saved {} instead", folder.string()));
-    } catch (const std::exception& error) {
-      note(fmt::format("warning: step {} could not be saved in --rescue-dir either: {}", state_.step,
-                       text_of(error)));
-    }
-  }
-
-  /// Removes checkpoints of steps before `before` from the rescue folder.
-  void forget_rescued(int64_t before) {
-    rescued_ = 0;
-    if (options_.rescue_dir.empty()) return;
-    std::error_code ignored;
-    for (const auto& folder : checkpoints(options_.rescue_dir)) {
-      if (step_of(folder) < before) std::filesystem::remove_all(folder, ignored);
-    }
-  }
-
-  /// Publishes the weights where it is time. Failure does not end the run.
-  void publish() const {
-    const bool is_due = state_.step % options_.publish_every == 0 || state_.step == last_;
-    if (options_.publish.empty() || !is_due) return;
-    try {
-      const auto folder = publish_weights(options_.publish, checkpoint_, trainer_.decoder(), state_.step);
-      const std::string command = fmt::format("{} '{}'", options_.publish_command, folder.string());
-      const int status = options_.publish_command.empty() ? 0 : std::system(command.c_str());
-      ESPALIER_CHECK(status == 0, "--publish-command: {} has ended with status {}", command, status);
-      note("published " + folder.string());
-    } catch (const std::exception& error) {
-      note(fmt::format("warning: step {} could not be published: {}; the run continues", state_.step,
-                       text_of(error)));
-    }
-  }
-
   /// Saves the completed steps, if possible, and throws RunError.
   [[noreturn]] void end_with(const std::exception& error) {
-    std::string outcome;
-    if (writing_.is_pending()) {
-      try {
-        add_saved(writing_.finish());
-      } catch (const std::exception& second) {
-        note(fmt::format("warning: step {} could not be saved: {}", writing_.step(), text_of(second)));
-      }
-    }
-    if (trainer_.is_half_updated()) {
-      outcome = fmt::format("the update of step {} was not finished, so that its weights are not saved",
-                            state_.step + 1);
-    } else {
-      outcome = save_at_the_end();
-    }
+    const std::string outcome = saves_.end_after_error();
     if (!folder_) throw;
-    throw RunError(fmt::format("{}; {}{}{}", text_of(error), outcome, outcome.empty() ? "" : "; ",
-                               newest_checkpoint_text()));
-  }
-
-  /// Saves the last completed step, in the rescue folder if need be. Returns why it could not be saved.
-  std::string save_at_the_end() {
-    std::string why = save_failed_ ? fmt::format("step {} is not saved", state_.step) : std::string();
-    OptimizerState optimizer;
-    try {
-      group_.check_equal("the step that is saved", std::to_string(state_.step));
-      optimizer = trainer_.optimizer().state();
-      if (folder_ && !save_failed_ && saved_ < state_.step) save_now(optimizer);
-    } catch (const std::exception& error) {
-      why = fmt::format("step {} could not be saved: {}", state_.step, text_of(error));
-    }
-    needs_rescue_ = !optimizer.empty() && saved_ < state_.step;
-    try_to_rescue(optimizer);
-    return why;
-  }
-
-  std::string newest_checkpoint_text() const {
-    if (rescued_ > saved_) {
-      return fmt::format("step {} is in {}: continue with --resume and the same --rescue-dir", rescued_,
-                         checkpoint_folder(options_.rescue_dir, rescued_).string());
-    }
-    if (saved_ == 0) return "no checkpoint was written";
-    return fmt::format("saved {}, continue with --resume", checkpoint_folder(options_.out, saved_).string());
+    throw RunError(fmt::format("{}; {}", text_of(error), outcome));
   }
 
   const TrainOptions& options_;
@@ -657,15 +431,8 @@ class TrainingRun {
   RunState state_;                 // state_.step: the last completed step
   std::filesystem::path resumed_;  // checkpoint resumed from; empty: none
   int64_t first_;                  // its step
-  SaveSchedule saves_;
-  BackgroundSave writing_;
-  int64_t saved_ = 0;    // step of the newest checkpoint
-  int64_t rescued_ = 0;  // step of the checkpoint in the rescue folder; 0: none
+  Saves saves_;
   int64_t profiled_ = 0;
-  bool save_failed_ = false;   // the exception came from writing a checkpoint
-  bool needs_rescue_ = false;  // a step could not be saved
-  std::string best_error_;     // why the best checkpoint could not be written; "": no error
-  int64_t best_failed_step_ = 0;
 };
 
 }  // namespace
