@@ -15,10 +15,6 @@ class Adapter:
 class Sampling:
     """Prompts that an Engine samples side by side."""
 
-    @property
-    def is_idle(self) -> bool:
-        """Whether nothing goes on."""
-
 class Engine:
     """
     What espalier.Engine is made of. Options are pairs of a flag's name and its text. All work is done without the GIL.
@@ -69,9 +65,9 @@ class Engine:
     def sampling(self, options: Sequence[tuple[str, str]]) -> Sampling:
         """Begins to sample with the weights in use, without prompts."""
 
-    def add(self, sampling: Sampling, rows: espalier._core.Trajectories, of_rows: Sequence[Sequence[tuple[str, str]]]) -> int:
+    def add(self, sampling: Sampling, first: int, rows: espalier._core.Trajectories, of_rows: Sequence[Sequence[tuple[str, str]]]) -> None:
         """
-        Whole rows as prompts, each with its options. Returns the number of the first one.
+        Whole rows as prompts, each with its options, numbered from `first` on.
         """
 
     def sample_on(self, sampling: Sampling, watch: object | None) -> list:

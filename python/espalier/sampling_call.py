@@ -132,6 +132,8 @@ class Sampling:
     def __init__(self, engine: "native.Engine", sampling: "native.Sampling", rows: "Callable[[Data], Trajectories]",
                  calls: Callable[[], int]) -> None:  # fmt: skip
         self._engine, self._sampling, self._rows, self._calls = engine, sampling, rows, calls
+        self._prompts = 0  # so far
+        self._going_on = 0  # completions
 
     def add(self, prompts: "Data", params: Sequence[SamplingParams]) -> list[int]:
         """Prompts that are sampled from the next step on, or once there is room.
@@ -153,8 +155,11 @@ class Sampling:
         """
         found = self._rows(prompts)
         _, each = options_of_prompts(list(params), {}, self._calls(), len(found))
-        first = self._engine.add(self._sampling, found, each)
-        return list(range(first, first + len(each)))
+        numbers = range(self._prompts, self._prompts + len(each))
+        self._engine.add(self._sampling, self._prompts, found, each)
+        self._prompts += len(each)
+        self._going_on += sum(1 if one.samples is None else one.samples for one in params)
+        return list(numbers)
 
     def step(self, watch: Watch | None = None) -> list[Completion]:
         """Encodes prompts that have come, at most 4,096 tokens of them, and samples a token of each completion that goes on.
@@ -172,9 +177,15 @@ class Sampling:
             >>> engine.sampling().step()
             []
         """
-        return [Completion(*each) for each in self._engine.sample_on(self._sampling, None if watch is None else watched(watch))]
+        try:
+            done = self._engine.sample_on(self._sampling, None if watch is None else watched(watch))
+        except BaseException:
+            self._going_on = 0
+            raise
+        self._going_on -= len(done)
+        return [Completion(*each) for each in done]
 
     @property
     def is_idle(self) -> bool:
         """Whether all completions are done."""
-        return self._sampling.is_idle
+        return self._going_on == 0

@@ -212,6 +212,15 @@ TEST(Prefixes, OfOtherWeightsAreNotFound) {
   EXPECT_EQ(encoded_of(decoder, second, prompt), 4);
 }
 
+TEST(Prefixes, OfManyNodesAreDroppedWithoutRecursion) {
+  PrefixTree tree(tiny_config(Family::kLlama, kTokens), kLarge);
+  const Prefix root = tree.root(0);
+  Prefix end = tree.add(root, Tokens(500'000, 1), 1);
+  EXPECT_EQ(end->end(), 500'000);
+  end.reset();
+  EXPECT_TRUE(root->children.empty());
+}
+
 TEST(Prefixes, AreLeftInOrderByAWatchThatThrows) {
   const Decoder decoder = tiny_decoder(tiny_config(Family::kQwen3_5, kTokens), 3);
   const Trajectories prompts = from_rows({{1, 2, 3}, {1, 2, 4}});

@@ -127,8 +127,6 @@ struct OpenSampling {
   const std::shared_ptr<Trained> trained;
   const int64_t weights;  // the number of its weights
   const std::shared_ptr<PrefixTree> tree;
-  int64_t prompts = 0;       // so far
-  SamplingCounts counted{};  // of the engine's counts
   Sampling sampling;
 };
 
@@ -192,15 +190,7 @@ struct Engine::State {
   SamplingMemory memory() {
     std::shared_ptr<ReadyWeights> ready = ready_weights.lock();
     if (!ready) ready_weights = ready = std::make_shared<ReadyWeights>();
-    return {prefixes, prefixes->root(now->weights), ready};
-  }
-
-  /// Adds what a Sampling has counted since it had counted `before`.
-  void count(const SamplingCounts& after, const SamplingCounts& before = {}) {
-    counts.flat_prompt_tokens += after.flat_prompt_tokens - before.flat_prompt_tokens;
-    counts.kept_prompt_tokens += after.kept_prompt_tokens - before.kept_prompt_tokens;
-    counts.encoded_prompt_tokens += after.encoded_prompt_tokens - before.encoded_prompt_tokens;
-    counts.sampled_tokens += after.sampled_tokens - before.sampled_tokens;
+    return {prefixes, prefixes->root(now->weights), ready, counts};
   }
 
   SampleOptions sample_options(const SamplingFlags& given) const {
@@ -227,9 +217,9 @@ struct Engine::State {
   std::shared_ptr<PrefixTree> prefixes;               // of all adapters, and of the base
   std::weak_ptr<ReadyWeights> ready_weights{};        // while something is sampled
   std::vector<std::shared_ptr<OpenSampling>> open{};  // ends in a call, whoever has let go of it
-  SamplingCounts counts{};
-  mutable int64_t num_weights = 0;
-  TimeModel times;  // for comparing plans, without adapters
+  const std::shared_ptr<SamplingCounts> counts = std::make_shared<SamplingCounts>();
+  mutable int64_t num_weights = 0;  // so far
+  TimeModel times;                  // for comparing plans, without adapters
   std::atomic<bool> is_busy{false};
 
   /// body() as the engine's one call, with its kernels.
@@ -519,7 +509,6 @@ Trajectories Engine::sample(const Trajectories& rows, const NamedTexts& options,
         {.progress = [&](const SampleProgress& done) { progress(done.finished, done.completions); },
          .watch = told(watch)},
         state.memory(), state.group);
-    state.count(result);
     check_mapped_files();
     return espalier::rows_of(result.completions, rows, prompts);
   });
@@ -535,8 +524,8 @@ EngineSampling Engine::sampling(const NamedTexts& options) {
   });
 }
 
-int64_t Engine::add(const EngineSampling& sampling, const Trajectories& rows,
-                    const std::vector<NamedTexts>& of_rows) {
+void Engine::add(const EngineSampling& sampling, int64_t first, const Trajectories& rows,
+                 const std::vector<NamedTexts>& of_rows) {
   State& state = *state_;
   OpenSampling& open = *sampling.open;
   return state.call([&] {
@@ -546,12 +535,10 @@ int64_t Engine::add(const EngineSampling& sampling, const Trajectories& rows,
       options.push_back(state.sample_options(parse_sampling_options(of_rows[row])));
       Sampling::check(open.trained->decoder(), row, rows.row_size(row), options.back());
     }
-    const int64_t first = open.prompts;
     for (int64_t row = 0; row < rows.num_rows(); ++row) {
-      open.sampling.add(open.prompts++, rows.row(row), options[row], /*place=*/0);
+      open.sampling.add(first + row, rows.row(row), options[row], /*place=*/0);
     }
     check_mapped_files();
-    return first;
   });
 }
 
@@ -563,20 +550,13 @@ std::vector<Completion> Engine::sample_on(const EngineSampling& sampling, const 
     ESPALIER_CHECK(
         open.tree == state.prefixes && open.weights == open.trained->weights,
         "sampling: expected the weights that it began with, but they were trained or loaded since");
-    std::vector<Completion> done = open.sampling.step(told(watch));
-    state.count(open.sampling.counts(), open.counted);
-    open.counted = open.sampling.counts();
-    return done;
+    return open.sampling.step(told(watch));
   });
-}
-
-bool Engine::is_idle(const EngineSampling& sampling) {
-  return sampling.open->sampling.is_idle();
 }
 
 Metrics Engine::sampling_counts() {
   return state_->call([&] {
-    const SamplingCounts& counts = state_->counts;
+    const SamplingCounts& counts = *state_->counts;
     return Metrics{{"prompt_tokens", counts.flat_prompt_tokens},
                    {"kept_prompt_tokens", counts.kept_prompt_tokens},
                    {"encoded_prompt_tokens", counts.encoded_prompt_tokens},

@@ -128,13 +128,12 @@ class Engine {
   /// Samples prompts that come while others are sampled (sample/sampling.h), with the weights that are in use
   /// now, also when others are; options: the sizes of `espalier sample`. Each rank has its own.
   EngineSampling sampling(const NamedTexts& options);
-  /// Whole rows as prompts, each with its options. Returns the number of the first one.
-  int64_t add(const EngineSampling& sampling, const Trajectories& rows,
-              const std::vector<NamedTexts>& of_rows);
+  /// Whole rows as prompts, each with its options; the caller numbers them, from `first` on.
+  void add(const EngineSampling& sampling, int64_t first, const Trajectories& rows,
+           const std::vector<NamedTexts>& of_rows);
   /// A token more of every completion that goes on. Returns those that are done; rows are numbers of prompts.
   /// After an exception nothing goes on. Throws InputError if the weights have changed since `sampling`.
   std::vector<Completion> sample_on(const EngineSampling& sampling, const Watch& watch);
-  static bool is_idle(const EngineSampling& sampling);
 
   /// prompt_tokens, of all completions; kept_prompt_tokens and encoded_prompt_tokens, of prompts;
   /// sampled_tokens; prefix_cache_bytes, which are kept now.

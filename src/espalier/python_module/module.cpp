@@ -115,8 +115,7 @@ nb::dict gradients(Engine& engine) {
 void bind_engine(nb::module_& module) {
   nb::class_<EngineAdapter>(module, "Adapter", "An adapter of an Engine, or its weights alone.")
       .def(nb::init<>(), "The weights alone.");
-  nb::class_<EngineSampling>(module, "Sampling", "Prompts that an Engine samples side by side.")
-      .def_prop_ro("is_idle", &Engine::is_idle, "Whether nothing goes on.");
+  nb::class_<EngineSampling>(module, "Sampling", "Prompts that an Engine samples side by side.");
   const nb::call_guard<Interruptible> work;
   nb::class_<Engine>(
       module, "Engine",
@@ -149,8 +148,8 @@ void bind_engine(nb::module_& module) {
            "which ones end.")
       .def("sampling", &Engine::sampling, nb::arg("options"), work,
            "Begins to sample with the weights in use, without prompts.")
-      .def("add", &Engine::add, nb::arg("sampling"), nb::arg("rows"), nb::arg("of_rows"), work,
-           "Whole rows as prompts, each with its options. Returns the number of the first one.")
+      .def("add", &Engine::add, nb::arg("sampling"), nb::arg("first"), nb::arg("rows"), nb::arg("of_rows"),
+           work, "Whole rows as prompts, each with its options, numbered from `first` on.")
       .def("sample_on", &sample_on, nb::arg("sampling"), nb::arg("watch").none(),
            "A token more. Returns (prompt, sample, int32 tokens, float64 logprobs, stopped, kept_tokens) of "
            "completions that are done. watch: as of sample.")

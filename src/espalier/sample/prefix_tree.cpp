@@ -46,8 +46,15 @@ std::vector<bool> recurrent_layers(const DecoderConfig& config) {
   return recurrent;
 }
 
+// A path of which nothing else is held goes node by node: a long one would be too deep for recursion.
 PrefixNode::~PrefixNode() {
-  if (parent) parent->children.erase(tokens.front());
+  Prefix above = std::move(parent);
+  if (above) above->children.erase(tokens.front());
+  while (above && above.use_count() == 1 && above->parent) {
+    Prefix next = std::move(above->parent);
+    next->children.erase(above->tokens.front());
+    above = std::move(next);
+  }
 }
 
 Prefix PrefixTree::root(int64_t weights) {

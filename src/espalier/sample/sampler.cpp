@@ -49,6 +49,7 @@ namespace {
 SampleResult sample_rows(Sampling& sampling, const Trajectories& prompts, std::span<const int64_t> rows,
                          const SampleOptions& options, const SampleEvents& events) {
   SampleProgress status;
+  const int64_t sampled_before = sampling.counts().sampled_tokens;
   int64_t most_new_tokens = 1, finished_tokens = 0;
   for (const int64_t row : rows) {
     const bool has_own = !options.rows.empty();
@@ -64,7 +65,7 @@ SampleResult sample_rows(Sampling& sampling, const Trajectories& prompts, std::s
       finished_tokens += static_cast<int64_t>(completion.tokens.size());
       result.completions.push_back(std::move(completion));
     }
-    status.sampled_tokens = sampling.counts().sampled_tokens;
+    status.sampled_tokens = sampling.counts().sampled_tokens - sampled_before;
     const auto open = static_cast<double>(status.sampled_tokens - finished_tokens);
     status.fraction = (static_cast<double>(status.finished) + open / static_cast<double>(most_new_tokens)) /
                       static_cast<double>(status.completions);

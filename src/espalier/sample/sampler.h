@@ -35,7 +35,7 @@ struct SampleProgress {
   double fraction = 0;                    // lower bound, since completions may end before max_new_tokens
 };
 
-struct SampleResult : SamplingCounts {    // steps and seconds are those of this rank
+struct SampleResult : SamplingCounts {    // with those of SamplingMemory; steps and seconds: of this rank
   std::vector<Completion> completions{};  // ordered by row, then by sample
 };
 

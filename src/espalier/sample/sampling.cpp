@@ -42,6 +42,7 @@ SamplingMemory whole(SamplingMemory memory, const Decoder& decoder) {
   if (!memory.tree) memory.tree = std::make_shared<PrefixTree>(decoder.config(), /*budget=*/0);
   if (!memory.root) memory.root = memory.tree->root(0);
   if (!memory.weights) memory.weights = std::make_shared<ReadyWeights>();
+  if (!memory.counts) memory.counts = std::make_shared<SamplingCounts>();
   return memory;
 }
 
@@ -120,9 +121,9 @@ std::vector<Completion> Sampling::step(const TokenWatch& watch) {
     check_interrupt();
     admit();
     if (!encoding_.empty()) {
-      timed(decoder_.device(), &counts_.prompt_seconds, [&] { encode_some(); });
+      timed(decoder_.device(), &memory_.counts->prompt_seconds, [&] { encode_some(); });
     }
-    timed(decoder_.device(), &counts_.decode_seconds, [&] {
+    timed(decoder_.device(), &memory_.counts->decode_seconds, [&] {
       begin(watch);
       if (!live_.empty()) decode(watch);
     });
@@ -159,7 +160,7 @@ void Sampling::admit() {
     }
     next.kept_tokens = next.prefix->end();
     for (const Prefix& node : memory_.tree->unencoded(next.prefix)) next.kept_tokens -= node->size();
-    counts_.kept_prompt_tokens += next.kept_tokens;
+    memory_.counts->kept_prompt_tokens += next.kept_tokens;
     encoding_.push_back(std::move(waiting_.front()));
   }
 }
@@ -184,7 +185,7 @@ void Sampling::encode_some() {
   std::vector<Prefix> nodes;
   for (auto& [path, node] : by_path) nodes.push_back(std::move(node));
   if (!nodes.empty()) encode(decoder_, nodes, memory_.tree.get());
-  counts_.encoded_prompt_tokens += tokens;
+  memory_.counts->encoded_prompt_tokens += tokens;
   memory_.tree->trim();
   for (; !encoding_.empty() && encoding_.front()->prefix->hidden.defined(); encoding_.pop_front()) {
     ready_.push_back(std::move(encoding_.front()));
@@ -199,7 +200,7 @@ void Sampling::begin(const TokenWatch& watch) {
     const std::shared_ptr<Prompt> prompt = ready_.front();
     const int64_t sample = prompt->begun++;
     if (prompt->begun == prompt->options.samples) ready_.pop_front();
-    counts_.flat_prompt_tokens += prompt->prefix->end();
+    memory_.counts->flat_prompt_tokens += prompt->prefix->end();
     hidden.push_back(prompt->prefix->hidden);
     sequences.push_back({{.row = prompt->row, .sample = sample, .kept_tokens = prompt->kept_tokens},
                          prompt,
@@ -213,9 +214,9 @@ void Sampling::begin(const TokenWatch& watch) {
       done_.push_back(std::move(sequence.completion));
       continue;
     }
-    if (free_slots_.empty()) free_slots_.push_back(used_slots_++);
-    sequence.slot = free_slots_.back();
-    free_slots_.pop_back();
+    if (tails_.free_slots.empty()) tails_.free_slots.push_back(tails_.used_slots++);
+    sequence.slot = tails_.free_slots.back();
+    tails_.free_slots.pop_back();
     const auto place =
         std::ranges::upper_bound(live_, sequence.prompt->tokens, {},
                                  [](const Sequence& each) -> const auto& { return each.prompt->tokens; });
@@ -225,52 +226,46 @@ void Sampling::begin(const TokenWatch& watch) {
 
 // Doubles what is too small of the number of tails and of their capacity.
 void Sampling::grow_tails() {
-  const int64_t slots = slots_, capacity = capacity_;
-  if (used_slots_ > slots_) slots_ = std::max(used_slots_, 2 * slots_);
-  const bool is_full = std::ranges::any_of(
-      live_, [&](const Sequence& each) { return static_cast<int64_t>(each.given().size()) == capacity_; });
-  if (is_full) capacity_ = std::max(kFirstCapacity, 2 * capacity_);
-  if (slots == slots_ && capacity == capacity_) return;
-  tails_.resize(decoder_.num_layers());
-  for (size_t layer = 0; layer < tails_.size(); ++layer) {
+  const int64_t slots = tails_.slots, capacity = tails_.capacity;
+  if (tails_.used_slots > tails_.slots) tails_.slots = std::max(tails_.used_slots, 2 * tails_.slots);
+  const bool is_full = std::ranges::any_of(live_, [&](const Sequence& each) {
+    return static_cast<int64_t>(each.given().size()) == tails_.capacity;
+  });
+  if (is_full) tails_.capacity = std::max(kFirstCapacity, 2 * tails_.capacity);
+  if (slots == tails_.slots && capacity == tails_.capacity) return;
+  tails_.keys.resize(decoder_.num_layers());
+  for (size_t layer = 0; layer < tails_.keys.size(); ++layer) {
     LayerContext grown;
     for (const at::Tensor& like : live_.front().prompt->prefix->keys[layer]) {
-      grown.push_back(at::empty({slots_, capacity_, like.size(1), like.size(2)}, like.options()));
+      grown.push_back(at::empty({tails_.slots, tails_.capacity, like.size(1), like.size(2)}, like.options()));
     }
-    for (size_t i = 0; i < tails_[layer].size(); ++i) {
-      grown[i].narrow(0, 0, slots).narrow(1, 0, capacity).copy_(tails_[layer][i]);
+    for (size_t i = 0; i < tails_.keys[layer].size(); ++i) {
+      grown[i].narrow(0, 0, slots).narrow(1, 0, capacity).copy_(tails_.keys[layer][i]);
     }
-    tails_[layer] = std::move(grown);
+    tails_.keys[layer] = std::move(grown);
   }
-}
-
-void Sampling::release_tails() {
-  tails_.clear();
-  free_slots_.clear();
-  slots_ = used_slots_ = capacity_ = 0;
-  last_ = {};
 }
 
 // The states of live sequences, by layer: those of the last step, and those of prompts.
 std::vector<LayerContext> Sampling::states() const {
   std::vector<const PrefixNode*> begun;
   std::vector<int64_t> order;
-  const int64_t stepped = last_.hidden.defined() ? last_.hidden.size(0) : 0;
+  const int64_t stepped = tails_.last.hidden.defined() ? tails_.last.hidden.size(0) : 0;
   for (const Sequence& each : live_) {
     order.push_back(each.state >= 0 ? each.state : stepped + static_cast<int64_t>(begun.size()));
     if (each.state < 0) begun.push_back(each.prompt->prefix.get());
   }
   if (begun.empty() && static_cast<int64_t>(order.size()) == stepped)
-    return last_.context;  // all, in their order
+    return tails_.last.context;  // all, in their order
   const at::Tensor index = detail::to_indices(order, decoder_.device());
   const std::vector<bool>& recurrent = memory_.tree->recurrent();
   std::vector<LayerContext> states = states_of(begun, recurrent);
   for (size_t layer = 0; layer < recurrent.size(); ++layer) {
     if (!recurrent[layer]) continue;
-    if (begun.empty()) states[layer].resize(last_.context[layer].size());
+    if (begun.empty()) states[layer].resize(tails_.last.context[layer].size());
     for (size_t i = 0; i < states[layer].size(); ++i) {
       std::vector<at::Tensor> parts;
-      if (stepped > 0) parts.push_back(last_.context[layer][i]);
+      if (stepped > 0) parts.push_back(tails_.last.context[layer][i]);
       if (!begun.empty()) parts.push_back(states[layer][i]);
       states[layer][i] = at::cat(parts).index_select(0, index);
     }
@@ -295,26 +290,26 @@ void Sampling::decode(const TokenWatch& watch) {
   pass.see(rows);
   for (int64_t i = 0; i < count; ++i) {
     const auto length = static_cast<int64_t>(live_[i].given().size());
-    const int64_t first = live_[i].slot * capacity_, prompt_end = live_[i].prompt->prefix->end();
+    const int64_t first = live_[i].slot * tails_.capacity, prompt_end = live_[i].prompt->prefix->end();
     pass.ids.push_back(live_[i].completion.tokens.back());
     pass.positions.push_back(prompt_end + length);
     pass.structure.prev[i] = detail::continues(i);
     if (length > 0) pass.see_tail(i, first, first + length, prompt_end);
     tail_rows.push_back(first + length);
   }
-  pass.tails.resize(tails_.size());
-  for (size_t layer = 0; layer < tails_.size(); ++layer) {
-    for (const at::Tensor& tail : tails_[layer]) pass.tails[layer].push_back(tail.flatten(0, 1));
+  pass.tails.resize(tails_.keys.size());
+  for (size_t layer = 0; layer < tails_.keys.size(); ++layer) {
+    for (const at::Tensor& tail : tails_.keys[layer]) pass.tails[layer].push_back(tail.flatten(0, 1));
   }
-  last_ = pass.run(decoder_);
+  tails_.last = pass.run(decoder_);
   const at::Tensor index = detail::to_indices(tail_rows, decoder_.device());
-  for (size_t layer = 0; layer < tails_.size(); ++layer) {
-    for (size_t i = 0; i < tails_[layer].size(); ++i) {
-      pass.tails[layer][i].index_copy_(0, index, last_.context[layer][i]);
+  for (size_t layer = 0; layer < tails_.keys.size(); ++layer) {
+    for (size_t i = 0; i < tails_.keys[layer].size(); ++i) {
+      pass.tails[layer][i].index_copy_(0, index, tails_.last.context[layer][i]);
     }
   }
-  ++counts_.decode_steps;
-  choose(logits_of(last_.hidden), watch, &live_);
+  ++memory_.counts->decode_steps;
+  choose(logits_of(tails_.last.hidden), watch, &live_);
   std::vector<Sequence> rest;
   for (int64_t i = 0; i < count; ++i) {
     Sequence& sequence = live_[i];
@@ -323,20 +318,20 @@ void Sampling::decode(const TokenWatch& watch) {
       rest.push_back(std::move(sequence));
       continue;
     }
-    free_slots_.push_back(sequence.slot);
+    tails_.free_slots.push_back(sequence.slot);
     if (memory_.tree->keeps()) keep(sequence, i);
     done_.push_back(std::move(sequence.completion));
   }
   live_ = std::move(rest);
-  if (live_.empty()) release_tails();
+  if (live_.empty()) tails_ = {};
 }
 
 // Makes the tail of a sequence, that of this row of the last step, a part of the tree.
 void Sampling::keep(const Sequence& sequence, int64_t row) {
-  Encoded own = last_;
-  for (size_t layer = 0; layer < tails_.size(); ++layer) {
-    for (size_t i = 0; i < tails_[layer].size(); ++i) {
-      own.context[layer][i] = tails_[layer][i].select(0, sequence.slot);
+  Encoded own = tails_.last;
+  for (size_t layer = 0; layer < tails_.keys.size(); ++layer) {
+    for (size_t i = 0; i < tails_.keys[layer].size(); ++i) {
+      own.context[layer][i] = tails_.keys[layer][i].select(0, sequence.slot);
     }
   }
   const Prefix& prompt = sequence.prompt->prefix;
@@ -378,7 +373,7 @@ void Sampling::choose(const at::Tensor& logits, const TokenWatch& watch, std::ve
   } else {
     choose_as(float());
   }
-  counts_.sampled_tokens += static_cast<int64_t>(sequences->size());
+  memory_.counts->sampled_tokens += static_cast<int64_t>(sequences->size());
   if (!watch) return;
   std::vector<const Completion*> completions;
   for (const Sequence& sequence : *sequences) completions.push_back(&sequence.completion);
@@ -390,7 +385,7 @@ void Sampling::clear() {
   for (auto* prompts : {&waiting_, &encoding_, &ready_}) prompts->clear();
   live_.clear();
   done_.clear();
-  release_tails();
+  tails_ = {};
   memory_.tree->trim();
 }
 

@@ -25,6 +25,7 @@ struct SamplingMemory {
   std::shared_ptr<PrefixTree> tree{};
   Prefix root{};
   std::shared_ptr<ReadyWeights> weights{};
+  std::shared_ptr<SamplingCounts> counts{};  // to which the next one adds
 };
 
 /// Prompts whose completions are sampled side by side. Each step appends one token to every live sequence;
@@ -48,7 +49,7 @@ class Sampling {
   /// After an exception it is idle.
   std::vector<Completion> step(const TokenWatch& watch = {});
 
-  const SamplingCounts& counts() const { return counts_; }
+  const SamplingCounts& counts() const { return *memory_.counts; }
 
  private:
   struct Prompt;
@@ -61,7 +62,6 @@ class Sampling {
   void grow_tails();
   std::vector<LayerContext> states() const;
   void keep(const Sequence& sequence, int64_t row);
-  void release_tails();
   at::Tensor logits_of(const at::Tensor& hidden) const;
   void choose(const at::Tensor& logits, const TokenWatch& watch, std::vector<Sequence>* sequences);
   void clear();
@@ -72,13 +72,14 @@ class Sampling {
   // Prompts in turn: those that wait for room, are encoded, begin samples.
   std::deque<std::shared_ptr<Prompt>> waiting_, encoding_, ready_;
   std::vector<Sequence> live_;  // in preorder of their prompts
-  // What live sequences sampled, and gave to the last step, is their tail.
-  std::vector<LayerContext> tails_;  // by layer: k and v [slots, capacity, K, D]
-  int64_t slots_ = 0, used_slots_ = 0, capacity_ = 0;
-  std::vector<int64_t> free_slots_;  // of those used before
-  Encoded last_;                     // of the last step
+  /// What live sequences sampled, and gave to steps.
+  struct Tails {
+    std::vector<LayerContext> keys{};  // by layer: k and v [slots, capacity, K, D]
+    int64_t slots = 0, used_slots = 0, capacity = 0;
+    std::vector<int64_t> free_slots{};  // of those used before
+    Encoded last{};                     // of the last step
+  } tails_;
   std::vector<Completion> done_;
-  SamplingCounts counts_;
 };
 
 }  // namespace espalier
