@@ -113,10 +113,11 @@ class RowIndex {
         rows.sources.push_back({paths_[i].string(), kept.at(1).at(i)});
       report_ = kept.at(0);
       return rows;
-    } catch (const InputError&) {  // damaged: it is written again
+    } catch (const InputError&) {
+      return std::nullopt;  // damaged: it is written again
     } catch (const json::exception&) {
+      return std::nullopt;
     }
-    return std::nullopt;
   }
 
   /// RowStore::begin. Throws IndexFound.
@@ -137,6 +138,7 @@ class RowIndex {
       if (options_.progress) options_.progress(0);
       std::this_thread::sleep_for(std::chrono::milliseconds(50));
     }
+    // NOLINTNEXTLINE(bugprone-std-exception-baseclass): nothing that reads rows takes it for an error
     if (std::optional<Trajectories> rows = open()) throw IndexFound{std::move(*rows)};
     return path_;
   }
