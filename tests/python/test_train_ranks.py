@@ -106,7 +106,7 @@ def found(folder, inputs, followed, teacher):
         job("begun", 2, "resumed", "--steps", 2, *evaluates),
         job("resumed", 3, "resumed", "--steps", STEPS, "--resume", *evaluates),
         *(job(f"turn {turn}", ranks, "turns", "--steps", turn, "--resume") for turn, ranks in enumerate((1, 3, 2, 1), 1)),
-        job("background", 2, "background", "--steps", STEPS, "--save-in-background", *evaluates),
+        job("background", 2, "background", "--steps", STEPS, "--save-in-background", "--profile", folder / "trace.json", *evaluates),
         job("stopped", 2, "stopped", *long, signal=[1, int(signal.SIGTERM), "step 3/"]),
         job("killed", 2, "killed", *long, signal=[1, int(signal.SIGKILL), "step 3/"]),
         job("reference", 2, "reference", "--steps", 2, *teaches),
@@ -253,6 +253,12 @@ def test_commands_are_divided(found, folder, inputs, espalier):
     one = json.loads(espalier(*commands("verify", model, rows, *VERIFIED)).stdout)
     assert report["passed"] and report["tree_tokens"] == one["tree_tokens"] and report["loss"] == pytest.approx(one["loss"], rel=1e-12)
     assert report["encoded_tokens"] > one["encoded_tokens"]  # prefixes of divided trees
+
+
+def test_texts_that_python_makes_are_made_for_ranks(found, folder):
+    """Whose program is not that of the command."""
+    assert "GEMM bound: " in found["background"][1][0] and (folder / "trace.json").stat().st_size > 0
+    assert "\nsampled tokens  " in found["sample"][1][0]
 
 
 def test_a_run_is_repeated_by_as_many_ranks_alone(found, folder):

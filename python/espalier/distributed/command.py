@@ -5,6 +5,7 @@ process."""
 import os
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import NoReturn
 
 import torch
@@ -17,6 +18,8 @@ from .alarm import Alarm
 def main(arguments: Sequence[str], version: str) -> NoReturn:
     """Runs the command that the first argument names, and ends the process. `version`: the text of --version."""
     _take_own_gpu()
+    # The command has some of its texts made by another Python, with this package.
+    os.environ.update(ESPALIER_PYTHON=sys.executable, ESPALIER_PACKAGE=str(Path(__file__).parents[2]))
     has_nccl = torch.cuda.is_available() and dist.is_nccl_available()
     dist.init_process_group("cpu:gloo,cuda:nccl" if has_nccl else "gloo")
     store = dist.distributed_c10d._get_default_store()  # which has no public name

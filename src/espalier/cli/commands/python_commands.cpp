@@ -16,6 +16,7 @@
 #include <memory>
 
 #include "espalier/base/check.h"
+#include "espalier/base/environment.h"
 #include "espalier/base/file.h"
 #include "espalier/cli/commands/commands.h"
 #include "espalier/cli/print/command_text.h"
@@ -24,8 +25,11 @@
 namespace espalier::cli {
 namespace {
 
-// The folder of the Python package. Its path relative to the program is fixed.
+// The folder of the Python package. Its path relative to the program is fixed; a rank, whose program is
+// Python, names it.
 std::string python_folder(std::string_view command) {
+  if (const std::string_view given = environment("ESPALIER_PACKAGE"); !given.empty())
+    return std::string(given);
   const std::filesystem::path program = std::filesystem::read_symlink("/proc/self/exe");
   const std::filesystem::path folder = (program.parent_path() / ESPALIER_PYTHON_FOLDER).lexically_normal();
   ESPALIER_CHECK(std::filesystem::exists(folder / "espalier/prepare.py"),
