@@ -59,8 +59,7 @@ TEST(KeptRates, AreReadFromTheFolderWithoutWhatIsDamagedOrOlder) {
   EXPECT_EQ(all[1].dtype, "float32");
   EXPECT_TRUE(all[0].is_cpu && all[0].device == "A CPU" && all[0].threads == 2);
   EXPECT_TRUE(std::regex_match(all[0].measured, std::regex(R"(20\d\d-\d\d-\d\d)"))) << all[0].measured;
-  EXPECT_EQ(to_string(all[1]), "float32, hidden size 8: layers 10.0, attention 448.0 GFLOP/s (2 threads, " +
-                                   all[1].measured + ")");
+  EXPECT_DOUBLE_EQ(to_json(all[1])["flops_per_second"]["layers"].get<double>(), 1e10);
   EXPECT_TRUE(to_json(all[1])["flops_per_second"]["head"].is_null());
 }
 

@@ -178,31 +178,10 @@ TEST_F(Init, DtypesAreRoundingsOfEachOther) {
   EXPECT_EQ(b.config().dtype, "bfloat16");
 }
 
-TEST_F(Init, RefusesAFolderInUseAndASmallVocabulary) {
+TEST_F(Init, RefusesAFolderInUse) {
   InitOptions used = options("used");
   init_model(used);
   EXPECT_NE(message_of<InputError>([&] { init_model(used); }).find("new or empty folder"), std::string::npos);
-  InitOptions small = options("small", {{"vocab_size", 258}});
-  small.byte_tokenizer = true;
-  EXPECT_NE(message_of<InputError>([&] { init_model(small); }).find("vocab_size"), std::string::npos);
-}
-
-TEST_F(Init, ByteTokenizerNumbersBytes) {
-  InitOptions with_tokenizer = options("bytes", {{"vocab_size", 259}});
-  with_tokenizer.byte_tokenizer = true;
-  init_model(with_tokenizer);
-  const Json tokenizer = Json::parse(read_text(folder_ / "bytes/tokenizer.json"));
-  const Json& vocabulary = tokenizer["model"]["vocab"];
-  EXPECT_EQ(vocabulary.size(), 256u);
-  EXPECT_EQ(vocabulary["A"], 65);
-  EXPECT_EQ(vocabulary["Ġ"], 32);  // as GPT-2 writes a blank
-  EXPECT_EQ(vocabulary["Ċ"], 10);  // and a line feed
-  EXPECT_EQ(vocabulary["ÿ"], 255);
-  EXPECT_EQ(vocabulary["Ń"], 0xAD);  // the soft hyphen, alone among the upper half, is not printable
-  EXPECT_EQ(tokenizer["added_tokens"][2]["content"], "<|im_end|>");
-  EXPECT_EQ(tokenizer["added_tokens"][2]["id"], 258);
-  EXPECT_TRUE(std::filesystem::exists(folder_ / "bytes/chat_template.jinja"));
-  EXPECT_EQ(Json::parse(read_text(folder_ / "bytes/tokenizer_config.json"))["eos_token"], "<|im_end|>");
 }
 
 }  // namespace

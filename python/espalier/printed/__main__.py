@@ -15,7 +15,9 @@ from importlib import import_module
 
 _MAKERS = {"page": "espalier.page.render:page_of", "inspect": "espalier.printed.inspect:report_text",
            "plan": "espalier.printed.plan:plan_text", "bench": "espalier.printed.bench:bench_text",
-           "profile": "espalier.printed.profile:profile_text"}  # fmt: skip
+           "profile": "espalier.printed.profile:profile_text", "verify": "espalier.printed.rows:verify_text",
+           "sample": "espalier.printed.rows:sample_text", "device": "espalier.printed.rows:device_text",
+           "tokenizer": "espalier.printed.tokenizer:tokenizer_files"}  # fmt: skip
 
 if __name__ == "__main__":
     gc.disable()  # millions of lists, of which all stay

@@ -5,7 +5,6 @@
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/Parallel.h>
 #include <fmt/format.h>
-#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <array>
@@ -38,12 +37,10 @@ constexpr const char* kRates = "flops_per_second";
 
 struct NamedRate {
   const char* key;
-  const char* text;
   std::optional<double> FlopRates::* rate;
 };
-constexpr NamedRate kNamedRates[] = {{"layers", "layers", &FlopRates::layers},
-                                     {"attention", "attention", &FlopRates::attention},
-                                     {"head", "LM head", &FlopRates::head}};
+constexpr NamedRate kNamedRates[] = {
+    {"layers", &FlopRates::layers}, {"attention", &FlopRates::attention}, {"head", &FlopRates::head}};
 
 std::string today() {
   const std::time_t now = std::time(nullptr);
@@ -285,21 +282,6 @@ std::vector<KeptRates> kept_rates(const fs::path& folder) {
   };
   std::ranges::sort(all, [&](const KeptRates& a, const KeptRates& b) { return order(a) < order(b); });
   return all;
-}
-
-std::string to_string(const KeptRates& kept) {
-  double largest = 0;
-  for (const NamedRate& named : kNamedRates)
-    largest = std::max(largest, (kept.rates.*named.rate).value_or(0));
-  const bool tera = largest >= 1e13;
-  std::vector<std::string> rates;
-  for (const NamedRate& named : kNamedRates) {
-    const std::optional<double>& rate = kept.rates.*named.rate;
-    if (rate) rates.push_back(fmt::format("{} {:.1f}", named.text, *rate / (tera ? 1e12 : 1e9)));
-  }
-  const std::string threads = kept.is_cpu ? fmt::format("{} threads, ", kept.threads) : "";
-  return fmt::format("{}, hidden size {}: {} {} ({}{})", kept.dtype, kept.hidden_size, fmt::join(rates, ", "),
-                     tera ? "TFLOP/s" : "GFLOP/s", threads, kept.measured);
 }
 
 nlohmann::ordered_json to_json(const KeptRates& kept) {

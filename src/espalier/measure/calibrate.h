@@ -45,9 +45,6 @@ std::vector<KeptRates> kept_rates(const std::filesystem::path& folder);
 /// The day and the rates, which cached_calibration saves for kept_rates.
 nlohmann::ordered_json rates_to_keep(const TimeModel& model);
 
-/// "float32, hidden size 576: layers 52.1, attention 20.3, LM head 40.0 GFLOP/s (2 threads, 2026-11-23)".
-std::string to_string(const KeptRates& kept);
-
 /// All fields as JSON for commands; rates in FLOPs per second or null.
 nlohmann::ordered_json to_json(const KeptRates& kept);
 

@@ -7,6 +7,8 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <map>
+#include <string>
 
 #include "espalier/config/config.h"
 #include "espalier/model/decoder.h"
@@ -18,7 +20,7 @@ struct InitOptions {
   std::filesystem::path out;     // folder to create; must not exist or must be empty
   uint64_t seed = 0;
   at::ScalarType dtype = at::kFloat;
-  bool byte_tokenizer = false;  // also write a byte-level tokenizer with the ChatML template
+  std::map<std::string, std::string> files = {};  // more files of the folder: texts by name
 };
 
 /// Writes a model folder with weights initialised as in Transformers: normal(0, initializer_range) for

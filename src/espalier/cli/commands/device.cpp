@@ -26,15 +26,11 @@ namespace {
 using Json = nlohmann::ordered_json;
 
 /// The stored calibrations of a device of this name.
-std::vector<KeptRates> rates_of(const std::string& name, bool is_cpu) {
-  std::vector<KeptRates> rates = kept_rates(cache_folder());
-  std::erase_if(rates, [&](const KeptRates& kept) { return kept.device != name || kept.is_cpu != is_cpu; });
-  return rates;
-}
-
 Json rates_json(const std::string& name, bool is_cpu) {
   Json json = Json::array();
-  for (const KeptRates& kept : rates_of(name, is_cpu)) json.push_back(to_json(kept));
+  for (const KeptRates& kept : kept_rates(cache_folder())) {
+    if (kept.device == name && kept.is_cpu == is_cpu) json.push_back(to_json(kept));
+  }
   return json;
 }
 
@@ -98,61 +94,6 @@ Json cuda_json(const CudaDriver& driver, const LibTorchCuda& torch, bool again) 
           {"devices", std::move(devices)}};
 }
 
-template <typename... Args>
-void row(std::string_view name, fmt::format_string<Args...> format, Args&&... args) {
-  print_output("{:<24}  {}\n", name, fmt::format(format, std::forward<Args>(args)...));
-}
-
-std::string text_of(const Json& value) {
-  return value.is_string() ? value.get<std::string>() : "none";
-}
-
-/// `device`: its name for --device.
-void print_rates(std::string_view title, const std::string& device_name, std::string_view device) {
-  const std::vector<KeptRates> rates = rates_of(device_name, device == "cpu");
-  if (rates.empty()) {
-    row(title, "none stored; `espalier plan --model DIR --data FILE --device {}` measures them", device);
-  }
-  for (const KeptRates& kept : rates) row(title, "{}", to_string(kept));
-}
-
-void print(const Json& report) {
-  const Json &cpu = report["cpu"], &cuda = report["cuda"];
-  row("CPU", "{}", text_of(cpu["name"]));
-  row("instruction set", "{}", text_of(cpu["instruction_set"]));
-  row("threads", "{}", cpu["threads"].get<int>());
-  row("matrix products", "{} ({})", text_of(cpu["matrix_products"]), text_of(cpu["chosen_by"]));
-  print_rates("measured rates", text_of(cpu["name"]), "cpu");
-  row("LibTorch", "{}, CUDA {}", text_of(cuda["libtorch"]), text_of(cuda["libtorch_cuda"]));
-  if (cuda["driver"].is_null()) {
-    row("NVIDIA driver", "none");
-  } else {
-    row("NVIDIA driver", "{}, CUDA up to {}", text_of(cuda["driver"]), text_of(cuda["driver_cuda"]));
-  }
-  if (cuda["nvcc"].is_null()) {
-    row("GPU kernels", "none: this build had no nvcc; operators of LibTorch are used instead");
-  } else {
-    row("GPU kernels", "built with nvcc {} for {}", text_of(cuda["nvcc"]), text_of(cuda["architectures"]));
-  }
-  for (const Json& device : cuda["devices"]) {
-    const std::string name = text_of(device["device"]);
-    row(name, "{}, compute capability {}, {}", text_of(device["name"]), text_of(device["compute_capability"]),
-        human_bytes(device["memory_bytes"].get<double>()));
-    for (const auto& [kernels, code] : device["kernels"].items()) {
-      row("  " + kernels, "{}", text_of(code));
-    }
-    for (const char* kind : {"attention", "operators", "taken"}) {
-      const Json verdicts = device.value(kind, Json::object());
-      for (const auto& [family, verdict] : verdicts.items()) {
-        row(fmt::format("  {} {}", kind, family), "{}", text_of(verdict));
-      }
-    }
-    print_rates("  measured rates", text_of(device["name"]), name);
-  }
-  if (!cuda["fault"].is_null()) row("CUDA", "cannot be used: {}", text_of(cuda["fault"]));
-  row("--device auto", "{}", text_of(report["auto"]));
-}
-
 struct DeviceArguments {
   bool json = false, requalify = false;
   std::string check, device = "cuda", finding;
@@ -165,11 +106,7 @@ int run_device(const DeviceArguments& flags) {
   const Json report{{"cpu", cpu_json()},
                     {"cuda", cuda_json(driver, torch, flags.requalify)},
                     {"auto", automatic_device(driver, torch).device.str()}};
-  if (flags.json) {
-    print_output("{}\n", report.dump(2));
-  } else {
-    print(report);
-  }
+  print_output("{}", flags.json ? report.dump(2) + "\n" : by_python("device", "device", report.dump()));
   return 0;
 }
 

@@ -111,41 +111,15 @@ nlohmann::ordered_json to_json(const Outcome& outcome) {
   return json;
 }
 
-std::string rate(int64_t tokens, double seconds) {
-  return seconds > 0 ? fmt::format(" in {} ({} per second)", human_seconds(seconds),
-                                   with_commas(std::llround(static_cast<double>(tokens) / seconds)))
-                     : "";
-}
-
-void print_figures(const Outcome& outcome) {
-  const SampleResult& result = outcome.result;
-  const auto figure = [](const char* label, const std::string& text) {
-    print_output("{:<38} {}\n", label, text);
-  };
-  const std::string completions = with_commas(outcome.num_completions());
-  figure("prompts / completions", fmt::format("{} / {}", with_commas(outcome.num_prompts), completions));
-  figure("prompt tokens: of all / encoded",
-         fmt::format("{} / {}{}", with_commas(result.flat_prompt_tokens),
-                     with_commas(result.encoded_prompt_tokens),
-                     rate(result.encoded_prompt_tokens, result.prompt_seconds)));
-  figure("sampled tokens",
-         with_commas(result.sampled_tokens) + rate(result.sampled_tokens, result.decode_seconds));
-  figure("completions that reached a stop token",
-         fmt::format("{} of {}", with_commas(outcome.num_stopped()), completions));
-  if (!outcome.mismatch) return;
-  figure("log-probs, sampler against training",
-         fmt::format("differ by {:.2g} at most, {:.2g} on average ({} of {})", outcome.mismatch->largest,
-                     outcome.mismatch->mean, count_of(outcome.mismatch->tokens, "token", "tokens"),
-                     count_of(outcome.mismatch->rows, "row", "rows")));
-}
-
-void print_text(const Vocabulary& vocabulary, const SampleResult& result, const Trajectories& rows) {
+/// Names, tokens and texts of completions.
+nlohmann::json texts_of(const Vocabulary& vocabulary, const SampleResult& result, const Trajectories& rows) {
+  auto texts = nlohmann::json::array();
   for (size_t i = 0; i < result.completions.size(); ++i) {
-    const Completion& completion = result.completions[i];
-    print_output("\n{} ({})\n{}\n", printable(rows.name(static_cast<int64_t>(i))),
-                 count_of(static_cast<int64_t>(completion.tokens.size()), "token", "tokens"),
-                 printable_lines(vocabulary.text(completion.tokens)));
+    const std::vector<int32_t>& tokens = result.completions[i].tokens;
+    texts.push_back({printable(rows.name(static_cast<int64_t>(i))), tokens.size(),
+                     printable_lines(vocabulary.text(tokens))});
   }
+  return texts;
 }
 
 void run_sample(const SampleArguments& flags) {
@@ -169,13 +143,14 @@ void run_sample(const SampleArguments& flags) {
   const Trajectories rows = rows_of(result.completions, given, prompts);
   write_trajectories(flags.out, rows);
   const Outcome outcome{result, prompts.num_rows(), check_rows(flags, decoder, rows, result.completions)};
+  nlohmann::ordered_json json = to_json(outcome);
   if (flags.json) {
-    print_output("{}\n", to_json(outcome).dump(2));
+    print_output("{}\n", json.dump(2));
     return;
   }
-  print_figures(outcome);
-  print_output("{}: {}\n", printable(flags.out), count_of(rows.num_rows(), "row", "rows"));
-  if (vocabulary) print_text(*vocabulary, result, rows);
+  json = {{"report", std::move(json)}, {"out", printable(flags.out)}, {"texts", nlohmann::json::array()}};
+  if (vocabulary) json["texts"] = texts_of(*vocabulary, result, rows);
+  print_output("{}", by_python("sample", "sample", json.dump()));
 }
 
 }  // namespace

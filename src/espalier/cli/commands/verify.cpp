@@ -31,37 +31,6 @@ struct VerifyArguments {
   bool json = false;
 };
 
-void print(const VerifyReport& report, const VerifyOptions& options) {
-  const auto row = [](const char* name, const std::string& value) {
-    print_output("{:<37}  {}\n", name, value);
-  };
-  const bool exact = report.dtype == "float64";
-  row("dtype, device", fmt::format("{}, {}", report.dtype, report.device));
-  row("flat tokens / tree tokens / encoded",
-      fmt::format("{} / {} / {}", with_commas(report.flat_tokens), with_commas(report.tree_tokens),
-                  with_commas(report.encoded_tokens)));
-  row("loss, per trajectory", fmt::format("{:.12g}", report.reference_loss));
-  row("relative error of the loss", fmt::format("{:.3g}", report.loss_rel_error));
-  row("relative error of gradients, worst",
-      fmt::format("{:.3g} in {}{}", report.grad_rel_error_max, report.grad_rel_error_worst_parameter,
-                  exact ? fmt::format(" (at most {:g})", options.max_error) : ""));
-  row("absolute error of log-probs, worst", fmt::format("{:.3g}", report.logprob_abs_error_max));
-  if (!exact) {
-    row("error ratio, tree over per-trajectory",
-        fmt::format("worst {:.3f} in {}, median {:.3f} (at most {:g})", report.error_ratio_max,
-                    report.error_ratio_worst_parameter, report.error_ratio_median, options.max_error_ratio));
-  }
-  if (report.pad_token_id >= 0) {
-    row("input embedding of the pad token",
-        fmt::format("{}: {}", report.pad_token_id,
-                    report.freeze_pad_embedding ? "not trained, as in Transformers"
-                                                : "trained; Transformers does not (--freeze-pad-embedding)"));
-  }
-  row("isolation", fmt::format("{} in {}", report.isolation_bitwise ? "bitwise" : "BROKEN",
-                               count_of(report.isolation_trials, "trial", "trials")));
-  print_output("{}\n", report.passed ? "passed" : "FAILED");
-}
-
 int run_verify(const VerifyArguments& flags, const OptionList& list) {
   flags.mix.check(list, flags.data);
   VerifyOptions options = flags.options;
@@ -89,11 +58,13 @@ int run_verify(const VerifyArguments& flags, const OptionList& list) {
       progress.update(fraction);
     });
   }
-  if (flags.json) {
-    print_output("{}\n", to_json(report).dump(2));
-  } else {
-    print(report, options);
+  nlohmann::ordered_json json = to_json(report);
+  if (!flags.json) {
+    json = {{"report", std::move(json)},
+            {"max_error", options.max_error},
+            {"max_error_ratio", options.max_error_ratio}};
   }
+  print_output("{}", flags.json ? json.dump(2) + "\n" : by_python("verify", "verify", json.dump()));
   return report.passed ? 0 : 1;
 }
 
