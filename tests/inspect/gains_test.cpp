@@ -19,17 +19,6 @@ TEST(Gains, ThatOneLeadsWhichApplies) {
   EXPECT_EQ(both_gains(group), "10.50x over sequence packing and 10.40x over append-only merging");
 }
 
-TEST(Gains, BothStandInTheReportTheLeadingOneFirst) {
-  for (const Gains& gains : {Gains::of(1050, 121, 100, true), Gains::of(1050, 1050, 100, true)}) {
-    const std::string report = gains_lines(gains);
-    const size_t packing = report.find("x over sequence packing"),
-                 merging = report.find("x over append-only merging");
-    ASSERT_NE(packing, std::string::npos);
-    ASSERT_NE(merging, std::string::npos);
-    EXPECT_EQ(merging < packing, gains.merging_helps());
-  }
-}
-
 TEST(Gains, NoWorkIsNoGain) {
   for (const Gains& gains : {Gains::of(0, 0, 0, true), Gains::of(5, 5, 0, true), Gains::of(0, 0, 5, true)}) {
     EXPECT_EQ(gains.over_packing, 1);

@@ -7,7 +7,7 @@ import sys
 import torch
 import torch.distributed as dist
 
-from espalier import publish, weight_transfer
+from espalier.publish import __main__ as publish, weight_transfer
 
 
 class Rank:

@@ -20,12 +20,11 @@ def bench(espalier, model, tmp_path, *flags):
 
 
 def test_a_row_per_data_and_strategy(espalier, model, tmp_path):
-    rows, table = bench(espalier, model, tmp_path, "--strategies", "--flat-tokens", 400, "--leaves", 8, "--pors", "0.5,0.8",
-                        "--agent-tokens", 72)  # fmt: skip
-    assert len(rows) == 20
+    rows, table = bench(espalier, model, tmp_path, "--strategies", "--ratios", "2,6", "--tree-tokens", 120)
+    assert len(rows) == 8
     for side in ("whole tree", "partition", "tree packing", "sequence packing"):
-        assert sum(f"| {side} |" in line for line in table) == 5, side  # of each of the data
-    assert sum("POR 0.5" in line for line in table) == 4
+        assert sum(f"| {side} |" in line for line in table) == 2, side  # of each of the data
+    assert sum("ratio 6" in line for line in table) == 4
 
 
 def test_a_row_per_ratio(espalier, model, tmp_path):

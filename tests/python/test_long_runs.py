@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from conftest import REPOSITORY, seed_of
+from http_stub import JsonHandler
 from small_models import write_rows
 from test_faults import (STOPPED, checkpoint, data, flags, last_of_each, rows_of, same_checkpoint, saved_steps,  # noqa: F401
                          start, wait_until)  # fmt: skip
@@ -154,17 +155,7 @@ class Server(http.server.ThreadingHTTPServer):
         threading.Thread(target=self.serve_forever, daemon=True).start()
 
 
-class Answers(http.server.BaseHTTPRequestHandler):
-    def log_message(self, *_):
-        pass
-
-    def answer(self, status, body):
-        content = json.dumps(body).encode()
-        self.send_response(status)
-        self.send_header("Content-Length", str(len(content)))
-        self.end_headers()
-        self.wfile.write(content)
-
+class Answers(JsonHandler):
     def do_GET(self):
         assert self.headers["Authorization"] == (self.server.key and f"Bearer {self.server.key}")
         self.server.requests.append(self.path)

@@ -21,8 +21,9 @@ from safetensors.torch import load_file, save_file
 
 import publish_over_gloo
 from conftest import REPOSITORY
-from espalier import weight_transfer
-from espalier.vllm_server import Server
+from espalier.publish import weight_transfer
+from espalier.publish.vllm_server import Server
+from http_stub import JsonHandler
 from test_faults import checkpoint, data, flags, last_of_each  # noqa: F401
 
 
@@ -123,17 +124,7 @@ class VllmServer(http.server.ThreadingHTTPServer):
 PAYLOADS = {"init_weight_transfer_engine": "init_info", "update_weights": "update_info"}
 
 
-class Answers(http.server.BaseHTTPRequestHandler):
-    def log_message(self, *_):
-        pass
-
-    def answer(self, status, body):
-        content = json.dumps(body).encode()
-        self.send_response(status)
-        self.send_header("Content-Length", str(len(content)))
-        self.end_headers()
-        self.wfile.write(content)
-
+class Answers(JsonHandler):
     def do_GET(self):
         self.server.requests.append(self.path)
         if self.path != "/get_world_size":

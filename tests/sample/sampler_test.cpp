@@ -10,7 +10,7 @@
 
 #include "espalier/base/check.h"
 #include "espalier/engine/engine.h"
-#include "espalier/sample/mismatch.h"
+#include "espalier/sample/distributions.h"
 #include "espalier/verify/causal_sequence.h"
 #include "tests/engine/tiny_models.h"
 #include "tests/error_ratio.h"

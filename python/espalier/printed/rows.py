@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The texts of `espalier verify`, `sample` and `device`: a row for each figure of what --json gives."""
 
+import re
 from typing import Any
 
 from ..commands.console import count_of
@@ -77,13 +78,32 @@ def device_text(cpu: dict[str, Any], cuda: dict[str, Any], auto: str) -> str:
     for gpu in cuda["devices"]:
         rows.append((gpu["device"], f"{gpu['name']}, compute capability {gpu['compute_capability']}, "
                      f"{human_bytes(gpu['memory_bytes'])}"))  # fmt: skip
-        rows += [(f"  {name}", code) for name, code in gpu["kernels"].items()]
+        rows.append(("  ampere", code_of(gpu["compute_capability"], cuda["architectures"] or "")))
         rows += [(f"  {kind} {family}", verdict) for kind in ("attention", "operators", "taken")
                  for family, verdict in gpu.get(kind, {}).items()]  # fmt: skip
         rows += _rates("  measured rates", gpu["rates"], gpu["device"])
     if cuda["fault"]:
         rows.append(("CUDA", f"cannot be used: {cuda['fault']}"))
     return _rows(26, [*rows, ("--device auto", auto)])
+
+
+def code_of(capability: str, architectures: str) -> str:
+    """Of kernels that need compute capability 8.0, built for `architectures`: "80,90-real".
+
+    Machine code runs on devices of the same major and the same or a later minor version, with an `a` on exactly this version.
+    PTX, which all but -real include, runs on every later device (CUDA C++ Programming Guide, "Application Compatibility").
+    """
+    major, _, minor = capability.partition(".")
+    own, has_ptx = 10 * int(major) + int(minor), False
+    for each in architectures.split(",") if own >= 80 else []:
+        number = re.match("[0-9]*", each)[0]  # type: ignore[index]
+        version, rest = int(number or 0), each[len(number) :]
+        if not version <= own or version == 0 or (rest.startswith("a") and own != version):
+            continue
+        if own // 10 == version // 10 and not rest.endswith("-virtual"):
+            return "machine code"
+        has_ptx = has_ptx or not rest.endswith("-real")
+    return "PTX, compiled by the driver" if has_ptx else "none"
 
 
 def _rates(title: str, kept: list[dict[str, Any]], device: str) -> list[tuple[str, str]]:

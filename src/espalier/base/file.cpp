@@ -216,6 +216,14 @@ bool still_names(const std::filesystem::path& path, int descriptor) {
   return ::fstat(descriptor, &open) != 0 || (named.st_dev == open.st_dev && named.st_ino == open.st_ino);
 }
 
+void check_new_folder(const fs::path& folder) {
+  std::error_code error;
+  const bool is_free =
+      !fs::exists(folder, error) || (fs::is_directory(folder, error) && fs::is_empty(folder, error));
+  ESPALIER_CHECK(is_free, "{}: expected a new or empty folder, received one with files in it",
+                 folder.string());
+}
+
 PartialFolder::PartialFolder(const fs::path& final_path)
     : final_path_(fs::absolute(final_path).lexically_normal()) {
   if (final_path_.filename().empty()) final_path_ = final_path_.parent_path();  // "DIR/"
@@ -234,10 +242,8 @@ PartialFolder::~PartialFolder() {
 
 void PartialFolder::commit() {
   sync_folder(path_);
+  check_new_folder(final_path_);
   std::error_code error;
-  const bool is_free = !fs::exists(final_path_, error) ||
-                       (fs::is_directory(final_path_, error) && fs::is_empty(final_path_, error));
-  ESPALIER_CHECK(is_free, "{}: expected no such folder, it exists already", final_path_.string());
   fs::rename(path_, final_path_, error);
   ESPALIER_CHECK(!error, "cannot rename {} to {}: {}", path_.string(), final_path_.string(), error.message());
   path_.clear();

@@ -81,6 +81,9 @@ void sync_folder(const std::filesystem::path& folder);
 /// true if that is unknown.
 bool still_names(const std::filesystem::path& path, int descriptor);
 
+/// Throws InputError unless there is nothing at `folder`, or a folder without files.
+void check_new_folder(const std::filesystem::path& folder);
+
 /// A folder ".NAME.TAG.partial" (base/temporaries.h: process_tag) beside `final_path` that the destructor
 /// removes unless it was committed. The constructor creates the parent of `final_path`; the caller creates
 /// the folder itself.
@@ -93,8 +96,7 @@ class PartialFolder {
 
   const std::filesystem::path& path() const { return path_; }
 
-  /// Syncs the files and renames the folder to its final name. Replaces an empty folder of that name; throws
-  /// InputError if anything else has it.
+  /// Syncs the files and renames the folder to its final name, which check_new_folder must pass.
   void commit();
 
  private:

@@ -6,7 +6,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <iterator>
 #include <utility>
 
 #include "espalier/base/printable.h"
@@ -38,28 +37,10 @@ bool Gains::merging_helps() const {
   return over_packing >= kMergingCounts * over_append_only;
 }
 
-std::array<GainFigure, 2> gain_figures(const Gains& gains) {
-  std::array<GainFigure, 2> figures = {
-      GainFigure{gains.over_packing, "sequence packing",
-                 "a trainer that encodes every trajectory separately"},
-      GainFigure{gains.over_append_only, "append-only merging",
-                 std::string("a trainer that first drops trajectories which others extend") +
-                     (gains.merging_helps() ? "" : " (few or none here)")}};
-  if (gains.merging_helps()) std::swap(figures[0], figures[1]);
-  return figures;
-}
-
 std::string both_gains(const Gains& gains) {
-  const auto [first, second] = gain_figures(gains);
-  return fmt::format("{:.2f}x over {} and {:.2f}x over {}", first.gain, first.over, second.gain, second.over);
-}
-
-std::string gains_lines(const Gains& gains) {
-  std::string lines;
-  for (const GainFigure& figure : gain_figures(gains)) {
-    lines += fmt::format("{:>10.2f}x over {}: {}\n", figure.gain, figure.over, figure.meaning);
-  }
-  return lines;
+  const std::string packing = fmt::format("{:.2f}x over sequence packing", gains.over_packing),
+                    merging = fmt::format("{:.2f}x over append-only merging", gains.over_append_only);
+  return gains.merging_helps() ? merging + " and " + packing : packing + " and " + merging;
 }
 
 namespace {

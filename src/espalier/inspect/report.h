@@ -5,7 +5,6 @@
 
 #include <nlohmann/json.hpp>
 
-#include <array>
 #include <optional>
 #include <string>
 
@@ -34,19 +33,8 @@ struct Gains {
   double leading() const { return merging_helps() ? over_append_only : over_packing; }
 };
 
-struct GainFigure {
-  double gain = 1;
-  const char* over;     // "sequence packing"
-  std::string meaning;  // what a trainer of this kind does
-};
-/// Both gains, the leading one first.
-std::array<GainFigure, 2> gain_figures(const Gains& gains);
-
 /// Both gains, the leading one first: "1.21x over append-only merging and 10.50x over sequence packing".
 std::string both_gains(const Gains& gains);
-
-/// Both gains as lines of a report, the leading one first, each with its meaning.
-std::string gains_lines(const Gains& gains);
 
 struct InspectReport {
   ForestStatistics statistics;

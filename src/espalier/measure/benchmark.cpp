@@ -210,7 +210,6 @@ BenchmarkResult benchmark(const Decoder& decoder, const Trajectories& trajectori
       static_cast<double>(result.flat_tokens) / static_cast<double>(result.tree_tokens);
   result.por = 1 - 1 / result.cached_token_ratio;
   result.append_only_tokens = forest_statistics(forest).append_only_tokens;
-  result.longest_trajectory = longest_trajectory(forest);
   const Compared with = compared(decoder, measured, sides, measured.front().step);
   for (size_t s = 0; s < sides.size(); ++s) {
     result.sides.push_back(summarize(decoder, measured[s], with));

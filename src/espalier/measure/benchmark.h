@@ -73,8 +73,7 @@ struct BenchmarkResult {
   double cached_token_ratio = 0;   // flat / tree
   double por = 0;                  // 1 - tree / flat
   int64_t append_only_tokens = 0;  // after append-only merging
-  int64_t longest_trajectory = 0;
-  std::vector<SideResult> sides;  // in the requested order
+  std::vector<SideResult> sides;   // in the requested order
 
   const SideResult* merged_side() const;  // null if there is none
 };

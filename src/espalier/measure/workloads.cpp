@@ -3,11 +3,9 @@
 
 #include <algorithm>
 #include <cmath>
-#include <utility>
 #include <vector>
 
 #include "espalier/base/check.h"
-#include "espalier/base/rng.h"
 #include "espalier/data/builder.h"
 #include "espalier/tree/synth.h"
 
@@ -27,10 +25,10 @@ Trajectories with_loss(const Csr<int32_t>& sequences, double loss_rate) {
   return trajectories;
 }
 
-Csr<int32_t> forest_of_ratio(const WorkloadSizes& sizes, double ratio, int64_t vocab_size) {
+Csr<int32_t> forest_of_ratio(int64_t tree_tokens, double ratio, int64_t vocab_size, uint64_t seed) {
   SynthOptions synth;
   synth.vocab_size = vocab_size;
-  synth.seed = sizes.seed;
+  synth.seed = seed;
   int64_t nodes = 0;
   if (ratio <= 1) {
     synth.num_trees = 4;
@@ -42,62 +40,15 @@ Csr<int32_t> forest_of_ratio(const WorkloadSizes& sizes, double ratio, int64_t v
     synth.depth = 3;
     synth.branching = static_cast<int64_t>(std::ceil(0.75 * ratio)) + 1;
     nodes = 1 + synth.branching + synth.branching * synth.branching;
-    if (nodes * 8 > sizes.tree_tokens) {
+    if (nodes * 8 > tree_tokens) {
       synth.depth = 2;
       synth.branching = static_cast<int64_t>(std::ceil(2 * ratio));
       nodes = 1 + synth.branching;
     }
     synth.target_cached_token_ratio = ratio;
   }
-  synth.node_length = std::max<int64_t>(2, sizes.tree_tokens / nodes);
+  synth.node_length = std::max<int64_t>(2, tree_tokens / nodes);
   return synthesize(synth);
-}
-
-Csr<int32_t> forest_of_por(const WorkloadSizes& sizes, double por, int64_t vocab_size) {
-  SynthOptions synth;
-  synth.depth = 2;
-  synth.branching = sizes.leaves;
-  const double tree_tokens = static_cast<double>(sizes.flat_tokens) * (1 - por);
-  synth.node_length = std::max<int64_t>(2, std::llround(tree_tokens / static_cast<double>(1 + sizes.leaves)));
-  synth.fixed_node_length = true;
-  synth.vocab_size = vocab_size;
-  synth.target_por = por;
-  synth.seed = sizes.seed;
-  return synthesize(synth);
-}
-
-Csr<int32_t> branching_rollouts(const WorkloadSizes& sizes, int64_t depth, int64_t branching,
-                                int64_t vocab_size) {
-  SynthOptions synth;
-  synth.depth = depth;
-  synth.branching = branching;
-  int64_t nodes = 0;
-  for (int64_t level = 0, width = 1; level < depth; ++level, width *= branching) nodes += width;
-  synth.node_length = std::max<int64_t>(2, sizes.agent_tokens / nodes);
-  synth.end_inside = 0.5;
-  synth.vocab_size = vocab_size;
-  synth.seed = sizes.seed;
-  return synthesize(synth);
-}
-
-Csr<int32_t> conversation(const WorkloadSizes& sizes, int64_t vocab_size) {
-  constexpr int64_t kTurns = 12;
-  Rng rng(sizes.seed, 0xc0);
-  const int64_t length = std::max<int64_t>(2, sizes.agent_tokens / (3 * kTurns));
-  std::vector<int32_t> path;
-  const auto extend = [&](std::vector<int32_t> tokens, int64_t first_token) {
-    tokens.push_back(static_cast<int32_t>(first_token));
-    for (int64_t t = 1; t < length; ++t) tokens.push_back(static_cast<int32_t>(rng.below(vocab_size)));
-    return tokens;
-  };
-  Csr<int32_t> rows;
-  for (int64_t turn = 0; turn < kTurns; ++turn) {
-    path = extend(std::move(path), rng.below(vocab_size));
-    rows.push_row(extend(path, 0));
-    path = extend(std::move(path), 1);
-    rows.push_row(path);
-  }
-  return rows;
 }
 
 Trajectories merge_append_only(const Trajectories& trajectories, const Forest& forest) {

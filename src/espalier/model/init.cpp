@@ -6,7 +6,6 @@
 #include <nlohmann/json.hpp>
 
 #include <algorithm>
-#include <array>
 #include <cmath>
 #include <cstdint>
 #include <filesystem>
@@ -15,12 +14,10 @@
 #include <optional>
 #include <string>
 #include <string_view>
-#include <system_error>
 #include <vector>
 
 #include "espalier/base/check.h"
 #include "espalier/base/file.h"
-#include "espalier/base/printable.h"
 #include "espalier/base/rng.h"
 #include "espalier/base/safetensors.h"
 #include "espalier/config/config.h"
@@ -158,47 +155,15 @@ at::Tensor init_parameter(const DecoderConfig& config, const ParameterShape& par
   return drawn(parameter.shape, dtype, distribution, seed, stream);
 }
 
-/// A new or empty folder to write into. Created files are removed again unless keep() is called.
-class EmptyFolder {
- public:
-  explicit EmptyFolder(const fs::path& folder) : folder_(folder) {
-    std::error_code error;
-    for (fs::path parent = fs::absolute(folder); !fs::exists(parent, error) && !error;
-         parent = parent.parent_path()) {
-      made_ = parent;
-    }
-    fs::create_directories(folder, error);
-    ESPALIER_CHECK(!error, "cannot make {}: {}", folder.string(), error.message());
-    const bool is_empty = fs::is_empty(folder, error);
-    ESPALIER_CHECK(!error && is_empty, "{}: expected a new or empty folder, received one with files in it",
-                   folder.string());
-    owned_ = true;
-  }
-  ~EmptyFolder() {
-    if (!owned_) return;
-    std::error_code ignored;
-    std::vector<fs::path> inside;
-    for (const auto& entry : fs::directory_iterator(folder_, ignored)) inside.push_back(entry.path());
-    for (const fs::path& path : made_.empty() ? inside : std::vector{made_}) fs::remove_all(path, ignored);
-  }
-  EmptyFolder(const EmptyFolder&) = delete;
-  EmptyFolder& operator=(const EmptyFolder&) = delete;
-
-  void keep() { owned_ = false; }
-
- private:
-  fs::path folder_;
-  fs::path made_;  // the outermost folder that was created; empty if all existed
-  bool owned_ = false;
-};
-
 }  // namespace
 
 void init_model(const InitOptions& options) {
   const DecoderConfig config = read_config_file(options.config);
   const std::string config_text = config_with_dtype(options.config, dtype_name(options.dtype));
-  EmptyFolder folder(options.out);
-  for (const auto& [name, text] : options.files) write_text(options.out / name, text);
+  check_new_folder(options.out);
+  PartialFolder folder(options.out);
+  fs::create_directory(folder.path());
+  for (const auto& [name, text] : options.files) write_text(folder.path() / name, text);
 
   std::map<std::string, at::Tensor> values;
   std::vector<std::string> names;  // of the tensors to write, in the order of the parameters
@@ -218,9 +183,9 @@ void init_model(const InitOptions& options) {
   const std::vector<Parameter> buffers =
       zero_buffers(config, detail::accumulator_dtype(options.dtype), at::kCPU);
   for (const Parameter& buffer : buffers) tensors.push_back(view_tensor(buffer.name, buffer.value));
-  write_safetensors(options.out / "model.safetensors", tensors, {{"format", "pt"}});
-  write_text(options.out / "config.json", config_text);
-  folder.keep();
+  write_safetensors(folder.path() / "model.safetensors", tensors, {{"format", "pt"}});
+  write_text(folder.path() / "config.json", config_text);
+  folder.commit();
 }
 
 Decoder init_decoder(DecoderConfig config, uint64_t seed, at::ScalarType dtype, at::Device device) {

@@ -4,44 +4,62 @@
 #include <ATen/ATen.h>
 
 #include <algorithm>
+#include <cmath>
 #include <numeric>
 #include <utility>
 
 #include "espalier/engine/logprob_pass.h"
+#include "espalier/ops/edge_logprobs/edge_distribution.h"
 #include "espalier/ops/edge_logprobs/top_logprobs.h"
 #include "espalier/runtime/device.h"
-#include "espalier/sample/mismatch.h"
 
 namespace espalier {
 namespace {
 
-/// A decoder that also computes the most likely tokens of the rows passed to its LM head.
-class WithTopTokens : public AtTemperature {
+/// A decoder whose log-probabilities are log softmax(logits / temperature). Keeps the most likely tokens of
+/// the rows that its LM head is given.
+class AtTemperature : public Model {
  public:
-  WithTopTokens(const Decoder& decoder, double temperature, int64_t top_k)
-      : AtTemperature(decoder, temperature), decoder_(decoder), temperature_(temperature), top_k_(top_k) {}
+  AtTemperature(const Decoder& decoder, const DistributionOptions& options)
+      : decoder_(decoder), options_(options) {}
 
+  int64_t num_layers() const override { return decoder_.num_layers(); }
+  int64_t vocab_size() const override { return decoder_.vocab_size(); }
+  RouterShape routers() const override { return decoder_.routers(); }
+  std::vector<int64_t> sliding_windows() const override { return decoder_.sliding_windows(); }
+  at::Tensor embed(const at::Tensor& input_ids) const override { return decoder_.embed(input_ids); }
+  PositionTables position_tables(const at::Tensor& position_ids) const override {
+    return decoder_.position_tables(position_ids);
+  }
+  LayerOutput layer(int64_t index, const at::Tensor& hidden, const PositionTables& tables,
+                    const SequenceOps& sequence, const at::Tensor& rows) const override {
+    return decoder_.layer(index, hidden, tables, sequence, rows);
+  }
   at::Tensor logprobs(const at::Tensor& hidden, const Edges& edges) const override {
+    if (options_.temperature != 1) return distribution(hidden, edges).logprobs;
     keep_top(hidden);
-    return AtTemperature::logprobs(hidden, edges);
+    return decoder_.logprobs(hidden, edges);
   }
   EdgeDistribution distribution(const at::Tensor& hidden, const Edges& edges) const override {
     keep_top(hidden);
-    return AtTemperature::distribution(hidden, edges);
+    return edge_distribution(decoder_.final_norm(hidden), decoder_.lm_head_weight(), edges.row, edges.target,
+                             {.temperature = options_.temperature, .softcap = softcap()});
   }
+  const std::vector<Parameter>& parameters() const override { return decoder_.parameters(); }
+  at::Device device() const override { return decoder_.device(); }
 
   TopLogprobs take_top() { return std::exchange(top_, {}); }
 
  private:
+  double softcap() const { return decoder_.config().final_logit_softcapping; }
   void keep_top(const at::Tensor& hidden) const {
-    if (top_k_ == 0 || top_.ids.defined()) return;
-    top_ = top_logprobs(decoder_.final_norm(hidden), decoder_.lm_head_weight(), top_k_, temperature_,
-                        decoder_.config().final_logit_softcapping);
+    if (options_.top_k == 0) return;
+    top_ = top_logprobs(decoder_.final_norm(hidden), decoder_.lm_head_weight(), options_.top_k,
+                        options_.temperature, softcap());
   }
 
   const Decoder& decoder_;
-  double temperature_;
-  int64_t top_k_;
+  const DistributionOptions& options_;
   mutable TopLogprobs top_;
 };
 
@@ -61,7 +79,7 @@ at::Tensor tensor_of(std::vector<T>* values) {
 TokenDistributions compute_distributions(const Decoder& decoder, const Trajectories& trajectories,
                                          const Step& step, const DistributionOptions& options,
                                          const MicroBatchProgress& progress, const Group& group) {
-  WithTopTokens model(decoder, options.temperature, options.top_k);
+  AtTemperature model(decoder, options);
   const Loss loss(trajectories, ObjectiveOptions{});  // sft reads nothing but the tokens
   std::vector<Computed> all;
   const auto visit = [&](int64_t, const Batch& batch, const ForwardResult& forwarded) {
@@ -109,6 +127,27 @@ TokenDistributions compute_distributions(const Decoder& decoder, const Trajector
   group.add_up({tensor_of(&result.top_row), result.top_ids});
   for (int64_t& each : result.top_row) --each;
   return result;
+}
+
+Mismatch mismatch_of(const Decoder& decoder, const Trajectories& rows, double temperature,
+                     const MicroBatchProgress& progress) {
+  Mismatch mismatch{.rows = rows.num_rows()};
+  const Step step = make_step(
+      rows, {.plan = {.strategy = Strategy::kPartition, .token_budget = 4096}, .terms = TermChoice::kAll});
+  const TokenDistributions computed = compute_distributions(
+      decoder, rows, step, {.temperature = temperature == 0 ? 1 : temperature}, progress);
+  double sum = 0;
+  for (int64_t row = 0; row < rows.num_rows(); ++row) {
+    for (int64_t i = rows.offsets[row] + 1; i < rows.offsets[row + 1]; ++i) {
+      if (rows.loss_weights[i] == 0) continue;
+      const double difference = std::abs(rows.logprobs.values[i] - computed.logprobs[i]);
+      mismatch.largest = std::max(mismatch.largest, difference);
+      sum += difference;
+      ++mismatch.tokens;
+    }
+  }
+  if (mismatch.tokens > 0) mismatch.mean = sum / static_cast<double>(mismatch.tokens);
+  return mismatch;
 }
 
 TopTokens top_tokens(const TokenDistributions& distributions) {

@@ -93,14 +93,14 @@ struct BenchArguments {
   std::string model, out, profile;
   at::ScalarType dtype = at::kFloat;
   std::vector<double> ratios{1, 2, 4, 8, 16, 32, 64};
-  WorkloadSizes sizes;
+  int64_t tree_tokens = 2048;
+  uint64_t seed = 0;
   int64_t token_budget = 0;
   Strategy strategy = Strategy::kTreePacking;
   CheckpointActivations checkpoint_activations = CheckpointActivations::kNone;
   bool tree_only = false;
   bool strategies = false;
   double budget_fraction = 0.25;
-  std::vector<double> pors{0.2, 0.35, 0.5, 0.65, 0.8, 0.92};
   double loss_rate = 0.25;
   bool json = false;
   bool gemm = false;
@@ -118,26 +118,17 @@ struct DataSet {
 };
 
 std::vector<DataSet> data_sets(const BenchArguments& flags, int64_t vocab_size) {
-  std::vector<DataSet> sets;
-  const auto add = [&](const std::string& name, const Csr<int32_t>& sequences) {
-    sets.push_back({name, with_loss(sequences, flags.loss_rate)});
-  };
   if (!flags.data.data.empty()) {
     DataUse use;
     use.vocab_size = vocab_size;
     use.objective = flags.benchmark.objective;
-    sets.push_back({flags.data.title(), flags.data.read(use)});
-  } else if (!flags.strategies) {
-    for (const double ratio : flags.ratios) {
-      add(fmt::format("ratio {:g}", ratio), forest_of_ratio(flags.sizes, ratio, vocab_size));
-    }
-  } else {
-    for (const double por : flags.pors) {
-      add(fmt::format("POR {:g}", por), forest_of_por(flags.sizes, por, vocab_size));
-    }
-    add("rollouts, 3 ways x 4 turns", branching_rollouts(flags.sizes, 4, 3, vocab_size));
-    add("rollouts, 2 ways x 6 turns", branching_rollouts(flags.sizes, 6, 2, vocab_size));
-    add("conversation, 12 turns", conversation(flags.sizes, vocab_size));
+    return {{flags.data.title(), flags.data.read(use)}};
+  }
+  std::vector<DataSet> sets;
+  for (const double ratio : flags.ratios) {
+    sets.push_back(
+        {fmt::format("ratio {:g}", ratio),
+         with_loss(forest_of_ratio(flags.tree_tokens, ratio, vocab_size, flags.seed), flags.loss_rate)});
   }
   return sets;
 }
@@ -152,12 +143,6 @@ std::vector<BenchmarkSide> sides_of(const BenchArguments& flags, const Forest& f
   std::vector<BenchmarkSide> sides = plain_sides(flags, forest);
   for (BenchmarkSide& side : sides) side.plan.checkpoint_activations = flags.checkpoint_activations;
   return sides;
-}
-
-BenchSides bench_sides(const BenchArguments& flags) {
-  return flags.strategies  ? BenchSides::kStrategies
-         : flags.tree_only ? BenchSides::kTree
-                           : BenchSides::kTreeAndPacking;
 }
 
 // A description of the hardware for the report.
@@ -195,7 +180,7 @@ void run_bench(BenchArguments flags) {
     ESPALIER_CHECK(device.is_cpu(), "--gemm: expected --device cpu, received {}", device.str());
     const DecoderConfig config =
         flags.model.empty() ? load_or_make(flags, device).config() : read_config(flags.model);
-    const MeasuredRates measured = measure_rates(config, flags.sizes.tree_tokens, flags.benchmark.repeats);
+    const MeasuredRates measured = measure_rates(config, flags.tree_tokens, flags.benchmark.repeats);
     return report(flags, json_of(measured));
   }
   const Decoder decoder = load_or_make(flags, device);
@@ -210,7 +195,7 @@ void run_bench(BenchArguments flags) {
   }
   const std::string hardware = hardware_of(flags, device);
   report(flags,
-         {{"hardware", hardware}, {"device", device.str()}, {"rows", bench_rows(bench_sides(flags), all)}});
+         {{"hardware", hardware}, {"device", device.str()}, {"rows", bench_rows(flags.strategies, all)}});
 }
 
 constexpr auto kStrategies = std::to_array<Word<Strategy>>(
@@ -231,13 +216,6 @@ void add_strategy_flags(OptionList* list, BenchArguments* flags) {
             {.excludes = "strategies"});
   list->add("budget-fraction", &flags->budget_fraction,
             "--strategies: token budget, as a fraction of the tree tokens", {.least = 0, .most = 1});
-  list->add("pors", &flags->pors, "--strategies: potential overlap ratios of trees of one prompt",
-            {.has_commas = true});
-  list->add("flat-tokens", &flags->sizes.flat_tokens, "--strategies: flat tokens of these trees",
-            {.least = 1});
-  list->add("leaves", &flags->sizes.leaves, "--strategies: trajectories of these trees", {.least = 1});
-  list->add("agent-tokens", &flags->sizes.agent_tokens,
-            "--strategies: tree tokens of the trees that branch at every turn", {.least = 1});
 }
 
 void add_measurement_flags(OptionList* list, BenchArguments* flags) {
@@ -266,8 +244,8 @@ Command bench_command() {
           "All sides run the same engine on the same trajectories, forward and backward, interleaved. "
           "Figures are medians. Bounds are FLOPs(flat) / FLOPs(plan), over sequence packing and over "
           "append-only merging, which drops trajectories that others extend and packs the rest. Append-only "
-          "merging is measured if there is anything to merge. Without --data, random trees are measured. "
-          "Without --model, a small random llama is used.\n"
+          "merging is measured if there is anything to merge. Without --data, random trees are measured; "
+          "`espalier synth` writes others. Without --model, a small random llama is used.\n"
           "By default, trees are compared with sequence packing (and append-only merging) at each of "
           "--ratios. With --tree-only, only trees are measured. With --strategies, the whole tree in one "
           "micro-batch, partition and tree packing are compared with sequence packing, at a token budget "
@@ -281,7 +259,7 @@ Command bench_command() {
   flags->data.add(&list, /*required=*/false);
   list.group("Measurement");
   list.add("ratios", &flags->ratios, "Cached-token ratios of the random trees", {.has_commas = true});
-  list.add("tree-tokens", &flags->sizes.tree_tokens, "Tree tokens of the random trees", {.least = 1});
+  list.add("tree-tokens", &flags->tree_tokens, "Tree tokens of the random trees", {.least = 1});
   list.add("loss-rate", &flags->loss_rate,
            "The fraction of every random trajectory, at its end, that carries loss", {.least = 0, .most = 1});
   list.add("token-budget", &flags->token_budget,
@@ -292,7 +270,7 @@ Command bench_command() {
   flags->device.add(&list, /*trains=*/true);
   add_objective_options(&flags->benchmark.objective, &list);
   list.group("Measurement");
-  list.add("seed", &flags->sizes.seed, "Seed of the random trees");
+  list.add("seed", &flags->seed, "Seed of the random trees");
   list.group(kOutputGroup);
   list.add("out", &flags->out, "Also write the table to this file", {.letter = 'o', .path = PathKind::kFile});
   list.add("json", &flags->json, "Print JSON");

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// CMake's values for the GPU kernels in this build.
-#include "espalier/cli/commands/device_kernels.h"
+#include "espalier/cli/commands/cuda_build.h"
 
 namespace espalier::cli {
 

@@ -11,7 +11,7 @@
 #include "espalier/base/output.h"
 #include "espalier/base/units.h"
 #include "espalier/cli/commands/commands.h"
-#include "espalier/cli/commands/device_kernels.h"
+#include "espalier/cli/commands/cuda_build.h"
 #include "espalier/measure/calibrate.h"
 #include "espalier/measure/device_options.h"
 #include "espalier/measure/kernel_check.h"
@@ -62,7 +62,6 @@ Json device_json(const CudaDevice& device, int index) {
           {"compute_capability",
            fmt::format("{}.{}", device.compute_capability / 10, device.compute_capability % 10)},
           {"memory_bytes", device.memory_bytes},
-          {"kernels", {{"ampere", to_string(ampere_code(device.compute_capability, kCudaArchitectures))}}},
           {"rates", rates_json(device.name, /*is_cpu=*/false)}};
 }
 

@@ -33,15 +33,8 @@ at::ScalarType dtype_of(const DecoderConfig& config) {
   return known ? parse_dtype(config.dtype) : at::kFloat;
 }
 
-void check_out(const std::filesystem::path& out) {
-  std::error_code error;
-  const bool is_free = !std::filesystem::exists(out, error) ||
-                       (std::filesystem::is_directory(out, error) && std::filesystem::is_empty(out, error));
-  ESPALIER_CHECK(is_free, "{}: expected a new or empty folder, received one with files in it", out.string());
-}
-
 void run_merge(const MergeArguments& flags) {
-  check_out(flags.out);
+  check_new_folder(flags.out);
   const at::ScalarType dtype = flags.dtype ? *flags.dtype : dtype_of(read_config(flags.model));
   note_carried_tensors(flags.model);
   const SourceModel source(flags.model);

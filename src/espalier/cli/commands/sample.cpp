@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // espalier sample: completions of prompts, as rows with behaviour log-probabilities.
 #include <algorithm>
-#include <cmath>
 #include <memory>
 #include <optional>
 
@@ -21,7 +20,7 @@
 #include "espalier/model/weights/tensor_bytes.h"
 #include "espalier/model/weights/weights.h"
 #include "espalier/runtime/progress.h"
-#include "espalier/sample/mismatch.h"
+#include "espalier/sample/distributions.h"
 #include "espalier/sample/sampler.h"
 
 namespace espalier::cli {
@@ -81,32 +80,23 @@ std::optional<Mismatch> check_rows(const SampleArguments& flags, const Decoder& 
                      });
 }
 
-/// The results that are printed.
-struct Outcome {
-  const SampleResult& result;
-  int64_t num_prompts;
-  std::optional<Mismatch> mismatch;
-
-  int64_t num_completions() const { return static_cast<int64_t>(result.completions.size()); }
-  int64_t num_stopped() const { return std::ranges::count(result.completions, true, &Completion::stopped); }
-};
-
-nlohmann::ordered_json to_json(const Outcome& outcome) {
-  const SampleResult& result = outcome.result;
-  nlohmann::ordered_json json = {{"prompts", outcome.num_prompts},
-                                 {"completions", outcome.num_completions()},
-                                 {"stopped", outcome.num_stopped()},
-                                 {"flat_prompt_tokens", result.flat_prompt_tokens},
-                                 {"encoded_prompt_tokens", result.encoded_prompt_tokens},
-                                 {"sampled_tokens", result.sampled_tokens},
-                                 {"decode_steps", result.decode_steps},
-                                 {"prompt_seconds", result.prompt_seconds},
-                                 {"decode_seconds", result.decode_seconds}};
-  if (outcome.mismatch) {
-    json["mismatch"] = {{"rows", outcome.mismatch->rows},
-                        {"tokens", outcome.mismatch->tokens},
-                        {"largest", outcome.mismatch->largest},
-                        {"mean", outcome.mismatch->mean}};
+nlohmann::ordered_json report_of(const SampleResult& result, int64_t prompts,
+                                 const std::optional<Mismatch>& mismatch) {
+  nlohmann::ordered_json json = {
+      {"prompts", prompts},
+      {"completions", result.completions.size()},
+      {"stopped", std::ranges::count(result.completions, true, &Completion::stopped)},
+      {"flat_prompt_tokens", result.flat_prompt_tokens},
+      {"encoded_prompt_tokens", result.encoded_prompt_tokens},
+      {"sampled_tokens", result.sampled_tokens},
+      {"decode_steps", result.decode_steps},
+      {"prompt_seconds", result.prompt_seconds},
+      {"decode_seconds", result.decode_seconds}};
+  if (mismatch) {
+    json["mismatch"] = {{"rows", mismatch->rows},
+                        {"tokens", mismatch->tokens},
+                        {"largest", mismatch->largest},
+                        {"mean", mismatch->mean}};
   }
   return json;
 }
@@ -142,8 +132,8 @@ void run_sample(const SampleArguments& flags) {
   if (!flags.group->is_first()) return;
   const Trajectories rows = rows_of(result.completions, given, prompts);
   write_trajectories(flags.out, rows);
-  const Outcome outcome{result, prompts.num_rows(), check_rows(flags, decoder, rows, result.completions)};
-  nlohmann::ordered_json json = to_json(outcome);
+  nlohmann::ordered_json json =
+      report_of(result, prompts.num_rows(), check_rows(flags, decoder, rows, result.completions));
   if (flags.json) {
     print_output("{}\n", json.dump(2));
     return;

@@ -214,9 +214,9 @@ void print_dry_run(const std::string& config, const TrainOptions& options, const
   print_output("# predicted time: {:.1f} s for forward and backward of an epoch{}\n", seconds,
                options.predicted_costs->time.calibrated ? "" : " (by built-in rates)");
   print_output(
-      "# predicted speed-up, at most: {:.3g} TFLOP an epoch; {:.3g} by append-only merging, {:.3g} by "
-      "sequence packing\n{}",
-      flops.plan / 1e12, flops.append_only / 1e12, flops.sequence_packing / 1e12, gains_lines(flops.gains()));
+      "# predicted speed-up, at most: {} ({:.3g} TFLOP an epoch; {:.3g} by append-only merging, {:.3g} by "
+      "sequence packing)\n",
+      both_gains(flops.gains()), flops.plan / 1e12, flops.append_only / 1e12, flops.sequence_packing / 1e12);
 }
 
 void print_evaluations(const HeldOut& held_out, const TrainOptions& options) {

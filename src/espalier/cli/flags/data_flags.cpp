@@ -2,58 +2,21 @@
 #include "espalier/cli/flags/data_flags.h"
 
 #include <fmt/format.h>
-#include <sys/resource.h>
 #include <unistd.h>
 
 #include <algorithm>
-#include <charconv>
-#include <fstream>
-#include <limits>
 
 #include "espalier/base/check.h"
-#include "espalier/base/environment.h"
 #include "espalier/base/printable.h"
 #include "espalier/base/units.h"
 #include "espalier/cli/print/data_summary.h"
 #include "espalier/config/config.h"
 #include "espalier/config/layer_spec.h"
 #include "espalier/engine/recorded_routes.h"
+#include "espalier/runtime/host_memory.h"
 #include "espalier/runtime/progress.h"
 
 namespace espalier::cli {
-namespace {
-
-/// The memory that rows may take: an eighth of what the kernel can give without swapping and of the limits of
-/// this process, divided by the processes of this machine.
-int64_t most_memory() {
-  int64_t least = std::numeric_limits<int64_t>::max(), processes = 1;
-  std::ifstream memory("/proc/meminfo"), groups("/proc/self/cgroup");
-  for (std::string line; std::getline(memory, line);) {
-    if (line.starts_with("MemAvailable:")) least = std::stoll(line.substr(13)) * 1024;
-  }
-  for (std::string line; std::getline(groups, line);) {  // "0::GROUP", or in version 1 "NUMBER:memory:GROUP"
-    const bool first_version = line.find(":memory:") != std::string::npos;
-    if (!first_version && !line.starts_with("0::")) continue;
-    std::filesystem::path group = line.substr(line.find('/') + 1);
-    for (bool root = false; !root; group = group.parent_path()) {
-      root = group.empty();
-      int64_t limit = 0;
-      std::ifstream file(first_version ? "/sys/fs/cgroup/memory" / group / "memory.limit_in_bytes"
-                                       : "/sys/fs/cgroup" / group / "memory.max");
-      if (file >> limit) least = std::min(least, limit);  // not "max"
-    }
-  }
-  for (const auto resource : {RLIMIT_AS, RLIMIT_DATA}) {
-    rlimit limit{};
-    if (::getrlimit(resource, &limit) == 0 && limit.rlim_cur < static_cast<rlim_t>(least))
-      least = static_cast<int64_t>(limit.rlim_cur);
-  }
-  const std::string_view local = environment("LOCAL_WORLD_SIZE");  // torchrun's
-  std::from_chars(local.data(), local.data() + local.size(), processes);
-  return std::max<int64_t>(1, least / 8 / std::max<int64_t>(1, processes));
-}
-
-}  // namespace
 
 DataUse data_use_of(const std::string& model, const std::optional<ObjectiveOptions>& objective) {
   DataUse use;
@@ -93,7 +56,7 @@ void DataFlags::add(OptionList* list, bool required) {
 RowStore DataFlags::store() const {
   if (row_cache == "off") return {};
   const auto folder = row_cache.empty() ? files().front().parent_path() : std::filesystem::path(row_cache);
-  return {.memory = most_memory(), .begin = [file = folder / "rows"] {
+  return {.memory = std::max<int64_t>(1, available_host_memory() / 8), .begin = [file = folder / "rows"] {
             const auto absolute = std::filesystem::absolute(file);
             return ::access(absolute.parent_path().c_str(), W_OK) == 0 ? absolute : std::filesystem::path();
           }};

@@ -50,7 +50,6 @@ nlohmann::ordered_json strategy_json(const Measured& measured, const SideResult&
           {"por", result.por},
           {"flat_tokens", result.flat_tokens},
           {"tree_tokens", result.tree_tokens},
-          {"longest_trajectory", result.longest_trajectory},
           {"side", side.side.name},
           {"strategy", to_string(side.side.plan.strategy)},
           {"token_budget", side.side.plan.token_budget},
@@ -72,13 +71,12 @@ nlohmann::ordered_json strategy_json(const Measured& measured, const SideResult&
 
 }  // namespace
 
-nlohmann::ordered_json bench_rows(BenchSides sides, const std::vector<Measured>& all) {
+nlohmann::ordered_json bench_rows(bool strategies, const std::vector<Measured>& all) {
   auto rows = nlohmann::ordered_json::array();
   for (const Measured& measured : all) {
-    if (sides == BenchSides::kTree) rows.push_back(tree_json(measured));
-    if (sides == BenchSides::kTreeAndPacking) rows.push_back(ratio_json(measured));
-    if (sides != BenchSides::kStrategies) continue;
-    for (const SideResult& side : measured.result.sides) rows.push_back(strategy_json(measured, side));
+    const std::vector<SideResult>& sides = measured.result.sides;
+    if (!strategies) rows.push_back(sides.size() == 1 ? tree_json(measured) : ratio_json(measured));
+    for (size_t i = 0; strategies && i < sides.size(); ++i) rows.push_back(strategy_json(measured, sides[i]));
   }
   return rows;
 }

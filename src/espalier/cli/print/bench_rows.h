@@ -17,10 +17,8 @@ struct Measured {
   BenchmarkResult result;
 };
 
-/// The measured sides: those of tree_and_packing_sides, of strategy_sides, or tree_side alone.
-enum class BenchSides { kTreeAndPacking, kStrategies, kTree };
-
-/// One row per data set; with kStrategies one per side of a data set.
-nlohmann::ordered_json bench_rows(BenchSides sides, const std::vector<Measured>& all);
+/// One row per data set: of tree_and_packing_sides, or of the tree alone. With `strategies`, one per side of
+/// a data set.
+nlohmann::ordered_json bench_rows(bool strategies, const std::vector<Measured>& all);
 
 }  // namespace espalier::cli
