@@ -116,6 +116,47 @@ TEST(ReadText, ReadsFilesOfAnySizeAndPipes) {
   ::close(ends[0]);
 }
 
+// The final name may be that of a mount point, which stays what it is.
+TEST(PartialFolder, FillsAnEmptyFolderOrMakesANewOne) {
+  const ScratchFolder folder;
+  for (const char* name : {"empty", "new", "a/b/c"}) {
+    SCOPED_TRACE(name);
+    const std::filesystem::path final_path = folder / name;
+    if (final_path.filename() == "empty") std::filesystem::create_directory(final_path);
+    struct stat before{}, after{};
+    const bool was_there = ::stat(final_path.c_str(), &before) == 0;
+    for (const bool is_whole : {false, true}) {
+      PartialFolder partial(final_path);
+      std::filesystem::create_directory(partial.path());
+      write_text(partial.path() / "one", "1");
+      write_text(partial.path() / "two", "2");
+      if (!is_whole) continue;
+      partial.commit();
+    }
+    ASSERT_EQ(::stat(final_path.c_str(), &after), 0);
+    EXPECT_TRUE(!was_there || before.st_ino == after.st_ino);
+    EXPECT_EQ(num_entries(final_path), 2);
+    EXPECT_EQ(read_text(final_path / "two"), "2");
+  }
+  EXPECT_EQ(num_entries(folder.path()), 3);
+}
+
+TEST(PartialFolder, LeavesNothingBehindAndRefusesFilesOfOthers) {
+  const ScratchFolder folder;
+  {
+    PartialFolder partial(folder / "a/b/c");
+    std::filesystem::create_directory(partial.path());
+    write_text(partial.path() / "one", "1");
+  }
+  EXPECT_EQ(num_entries(folder.path()), 0);
+  std::filesystem::create_directory(folder / "empty");
+  PartialFolder partial(folder / "empty");
+  std::filesystem::create_directory(partial.path());
+  write_text(folder / "empty/others", "3");
+  EXPECT_NE(message_of<InputError>([&] { partial.commit(); }).find("expected a new or empty folder"),
+            std::string::npos);
+}
+
 TEST(SyncFolder, AcceptsFoldersAndReportsMissingOnes) {
   const ScratchFolder folder;
   write_text(folder / "a", "x");

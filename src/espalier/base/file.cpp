@@ -80,6 +80,8 @@ void sweep_once(const fs::path& folder) {
   if (!error && swept.insert(absolute).second) sweep_temporaries(absolute);
 }
 
+constexpr char kNotNew[] = "{}: expected a new or empty folder, received one with files in it";
+
 constexpr size_t kMaxWaitingBytes = size_t{16} << 20;
 
 }  // namespace
@@ -220,8 +222,7 @@ void check_new_folder(const fs::path& folder) {
   std::error_code error;
   const bool is_free =
       !fs::exists(folder, error) || (fs::is_directory(folder, error) && fs::is_empty(folder, error));
-  ESPALIER_CHECK(is_free, "{}: expected a new or empty folder, received one with files in it",
-                 folder.string());
+  ESPALIER_CHECK(is_free, kNotNew, folder.string());
 }
 
 PartialFolder::PartialFolder(const fs::path& final_path)
@@ -229,25 +230,44 @@ PartialFolder::PartialFolder(const fs::path& final_path)
   if (final_path_.filename().empty()) final_path_ = final_path_.parent_path();  // "DIR/"
   const fs::path parent = final_path_.parent_path();
   std::error_code error;
+  for (fs::path folder = parent; !fs::exists(folder, error) && !error; folder = folder.parent_path()) {
+    made_.push_back(folder);
+  }
   fs::create_directories(parent, error);
   ESPALIER_CHECK(!error, "cannot make {}: {}", parent.string(), error.message());
-  path_ = parent / fmt::format(".{}.{}.partial", final_path_.filename().string(), process_tag());
+  is_inside_ = fs::is_directory(final_path_, error) && fs::is_empty(final_path_, error);
+  path_ = (is_inside_ ? final_path_ : parent) /
+          fmt::format(".{}.{}.partial", final_path_.filename().string(), process_tag());
   fs::remove_all(path_);
 }
 
 PartialFolder::~PartialFolder() {
+  if (path_.empty()) return;
   std::error_code ignored;
-  if (!path_.empty()) fs::remove_all(path_, ignored);
+  fs::remove_all(path_, ignored);
+  for (const fs::path& folder : made_) fs::remove(folder, ignored);  // those without other files
 }
 
 void PartialFolder::commit() {
   sync_folder(path_);
-  check_new_folder(final_path_);
   std::error_code error;
-  fs::rename(path_, final_path_, error);
+  if (is_inside_) {
+    std::vector<fs::path> written;
+    for (const auto& entry : fs::directory_iterator(path_)) written.push_back(entry.path());
+    for (const auto& entry : fs::directory_iterator(final_path_)) {
+      ESPALIER_CHECK(entry.path() == path_, kNotNew, final_path_.string());
+    }
+    for (size_t i = 0; i < written.size() && !error; ++i) {
+      fs::rename(written[i], final_path_ / written[i].filename(), error);
+    }
+    if (!error) fs::remove(path_, error);
+  } else {
+    check_new_folder(final_path_);
+    fs::rename(path_, final_path_, error);
+  }
   ESPALIER_CHECK(!error, "cannot rename {} to {}: {}", path_.string(), final_path_.string(), error.message());
   path_.clear();
-  sync_folder(final_path_.parent_path());
+  sync_folder(is_inside_ ? final_path_ : final_path_.parent_path());
 }
 
 LogFile::~LogFile() {

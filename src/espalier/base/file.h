@@ -10,6 +10,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "espalier/base/temporaries.h"
 
@@ -84,9 +85,9 @@ bool still_names(const std::filesystem::path& path, int descriptor);
 /// Throws InputError unless there is nothing at `folder`, or a folder without files.
 void check_new_folder(const std::filesystem::path& folder);
 
-/// A folder ".NAME.TAG.partial" (base/temporaries.h: process_tag) beside `final_path` that the destructor
-/// removes unless it was committed. The constructor creates the parent of `final_path`; the caller creates
-/// the folder itself.
+/// A folder ".NAME.TAG.partial" (base/temporaries.h: process_tag) beside `final_path`, or in it if that is an
+/// empty folder: it may be a mount point, which nothing can replace. The constructor creates the parents of
+/// `final_path`, the caller creates the folder. Unless it was committed, the destructor removes all of them.
 class PartialFolder {
  public:
   explicit PartialFolder(const std::filesystem::path& final_path);
@@ -96,11 +97,13 @@ class PartialFolder {
 
   const std::filesystem::path& path() const { return path_; }
 
-  /// Syncs the files and renames the folder to its final name, which check_new_folder must pass.
+  /// Syncs the files and gives them their final names. check_new_folder must pass.
   void commit();
 
  private:
   std::filesystem::path path_, final_path_;
+  std::vector<std::filesystem::path> made_;  // parents that did not exist, the innermost first
+  bool is_inside_ = false;
 };
 
 /// Appends records to a file. Records that cannot be written (disk full, no permission, ulimit -f) are

@@ -209,6 +209,8 @@ void remove_older(const fs::path& parent, int64_t keep_last, int64_t keep_every)
   const std::vector<fs::path> folders = step_folders(parent);
   for (auto i = static_cast<size_t>(keep_last); i < folders.size(); ++i) {
     if (keep_every > 0 && step_of(folders[i]) % keep_every == 0) continue;
+    std::error_code not_empty;
+    if (fs::remove(folders[i], not_empty)) continue;
     const PartialFolder removed(folders[i]);
     fs::rename(folders[i], removed.path());
   }
