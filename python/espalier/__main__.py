@@ -14,7 +14,7 @@ from typing import NoReturn
 from . import torch_package
 
 
-def _program() -> tuple[Path, dict[str, str]]:
+def program() -> tuple[Path, dict[str, str]]:
     """The program, and what its environment has beside ours."""
     package = Path(__file__).resolve().parent
     core = package / "bin/espalier-core"
@@ -53,16 +53,16 @@ def _is_rank(arguments: list[str]) -> bool:
 def main() -> NoReturn:
     """Becomes the program. Commands written in Python run in this interpreter, unless ESPALIER_PYTHON names another. A rank
     stays in this process, which has the process group."""
-    program, variables = _program()
+    path, variables = program()
     environment = {**os.environ, **variables}
     if _is_rank(sys.argv[1:]):
         from .distributed import command
 
-        version = subprocess.check_output([program, "--version"], env=environment, text=True)
+        version = subprocess.check_output([path, "--version"], env=environment, text=True)
         command.main(sys.argv[1:], version)
     if not environment.get("ESPALIER_PYTHON"):
         environment["ESPALIER_PYTHON"] = sys.executable
-    os.execve(program, [str(program), *sys.argv[1:]], environment)
+    os.execve(path, [str(path), *sys.argv[1:]], environment)
 
 
 if __name__ == "__main__":

@@ -42,23 +42,27 @@ TEST(Lora, TargetsAreMapsByTheEndOfTheirNames) {
   EXPECT_EQ(adapted_maps(spec, {kAllLinear}).size(), 14u);
   EXPECT_EQ(target_names(spec, adapted_maps(spec, {kAllLinear})),
             (Names{"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"}));
+  EXPECT_EQ(names_of(adapted_maps(spec, {"lm_head"})), Names{"lm_head"});
+  EXPECT_EQ(adapted_maps(spec, {kAllLinear, "lm_head"}).size(), 15u);
 }
 
 // In Transformers routers and experts are no linear modules. PEFT takes other maps that are called like those
 // of experts for experts.
 TEST(Lora, MlpsAndRoutersOfModelsWithExpertsHaveNone) {
   const ModelSpec spec = spec_of("glm4_moe");
-  EXPECT_EQ(target_names(spec, adaptable_maps(spec)), (Names{"q_proj", "k_proj", "v_proj", "o_proj"}));
+  EXPECT_EQ(target_names(spec, adaptable_maps(spec)),
+            (Names{"q_proj", "k_proj", "v_proj", "o_proj", "lm_head"}));
   for (const char* name : {"gate_proj", "shared_experts.gate_proj", "mlp.gate"}) {
     const std::string message = message_of<InputError>([&] { adapted_maps(spec, {name}); });
-    EXPECT_NE(message.find("which cannot have an adapter; those that can: k_proj, o_proj"), std::string::npos)
+    EXPECT_NE(message.find("which cannot have an adapter; those that can: k_proj, lm_head"),
+              std::string::npos)
         << message;
   }
 }
 
 TEST(Lora, TheOutputOfMamba2HasNone) {
   const ModelSpec spec{.layers = {{SsmSpec{.name = "mixer"}, NoMlp{}}}};
-  EXPECT_EQ(target_names(spec, adaptable_maps(spec)), Names{"in_proj"});
+  EXPECT_EQ(target_names(spec, adapted_maps(spec, {kAllLinear})), Names{"in_proj"});
 }
 
 // Names of some maps must not find the others.
@@ -73,15 +77,11 @@ TEST(Lora, RefusesWhatIsNotThere) {
   const ModelSpec spec = spec_of("llama");
   EXPECT_EQ(
       message_of<InputError>([&] { adapted_maps(spec, {"q_proj", "query"}); }),
-      "lora-targets: the model has no linear map `query`; it has: down_proj, gate_proj, k_proj, o_proj, "
-      "q_proj, up_proj, v_proj, all-linear");
+      "lora-targets: the model has no linear map `query`; it has: down_proj, gate_proj, k_proj, lm_head, "
+      "o_proj, q_proj, up_proj, v_proj, all-linear");
   EXPECT_NE(message_of<InputError>([&] {
-              adapted_maps(spec, {"lm_head"});
-            }).find("`lm_head` selects lm_head, which"),
-            std::string::npos);
-  EXPECT_NE(message_of<InputError>([&] {
-              adapted_maps(spec, {"q_proj", kAllLinear});
-            }).find("expected all-linear alone"),
+              adapted_maps(spec, {"embed_tokens"});
+            }).find("`embed_tokens` selects model.embed_tokens, which"),
             std::string::npos);
   EXPECT_THROW(adapted_maps(spec, {"proj"}), InputError);  // whole parts of a name
   EXPECT_NE(message_of<InputError>([] {

@@ -65,7 +65,8 @@ Outcome merged_outcome(const Decoder& base, const Adapter& adapter, double scale
 std::vector<std::string> random_targets(Rng& rng, const ModelSpec& spec) {
   if (rng.below(4) == 0) return {kAllLinear};
   std::set<std::string> chosen;
-  const std::vector<std::string> names = target_names(spec, adaptable_maps(spec));
+  std::vector<std::string> names = target_names(spec, adaptable_maps(spec));
+  if (spec.tie_word_embeddings) names.pop_back();  // the head, which cannot be merged
   const auto any = [&] { return names[rng.below(static_cast<int64_t>(names.size()))]; };
   for (int64_t i = rng.between(1, 3); i > 0; --i) chosen.insert(any());
   return {chosen.begin(), chosen.end()};
@@ -120,12 +121,14 @@ TEST(Lora, RandomForestsEqualPerTrajectoryTrainingOfTheMergedModel) {
 
 // Context that micro-batches leave below the first adapter has no gradient, and layers there are computed
 // again all the same.
-TEST(Lora, AdaptersOfTheLastMlpAloneInPieces) {
-  for (const Family family : {Family::kLlama, Family::kQwen3_5}) {
+TEST(Lora, AdaptersOfTheLastMlpOrTheHeadAloneInPieces) {
+  for (const auto& [family, is_head] : {std::pair(Family::kLlama, false), std::pair(Family::kQwen3_5, false),
+                                        std::pair(Family::kQwen3, true)}) {
     const Decoder base = tiny_decoder(tiny_config(family, kWords), 8);
     const ModelSpec& spec = base.config();
+    ASSERT_FALSE(is_head && spec.tie_word_embeddings);
     const std::string last = fmt::format("layers.{}.mlp.down_proj", spec.layers.size() - 1);
-    const LoraOptions lora{.rank = 2, .alpha = 4, .targets = {last}};
+    const LoraOptions lora{.rank = 2, .alpha = 4, .targets = {is_head ? "lm_head" : last}};
     const Adapter adapter = random_adapter(adapted_maps(spec, lora.targets), lora, 9);
     const Decoder copy = cast_decoder(base, at::kDouble);
     const Decoder adapted(copy.config(), copy.weights(), copy.buffers(), adapter);

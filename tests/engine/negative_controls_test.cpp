@@ -78,7 +78,7 @@ class NegativeControls : public ::testing::Test {
     spoil(&batch);
     const at::Tensor logprobs =
         reference::edge_logprobs(hidden_states(batch).index_select(0, batch.logit_rows),
-                                 decoder_.lm_head_weight(), batch.edge_row, batch.edge_target)
+                                 decoder_.lm_head().weight, batch.edge_row, batch.edge_target)
             .index_select(0, batch.term_edge);
     const ObjectiveValue value = make_objective(objective_)->value(logprobs, batch.terms, {});
     Outcome outcome;

@@ -71,7 +71,7 @@ at::Tensor positions(int64_t length) {
 /// A loss that reads every output with its own weight.
 at::Tensor weighted_logits(const Decoder& decoder, const at::Tensor& ids, const at::Tensor& weights) {
   const at::Tensor hidden = decoder.forward(ids, positions(ids.size(0)), causal_attention);
-  return (at::linear(hidden, decoder.lm_head_weight()).tanh() * weights).sum();
+  return (at::linear(hidden, decoder.lm_head().weight).tanh() * weights).sum();
 }
 
 TEST(Decoder, ParametersAreThoseOfTheCheckpoint) {
@@ -247,9 +247,9 @@ TEST(Decoder, LayersWithSinksTakeThemFromTheCheckpoint) {
 
 TEST(Decoder, TiedHeadIsTheEmbedding) {
   const Decoder tied = tiny_decoder(tiny_config("llama", {{"tie_word_embeddings", true}}), at::kFloat, 6);
-  EXPECT_TRUE(tied.lm_head_weight().is_same(tied.parameters().front().value));
+  EXPECT_TRUE(tied.lm_head().weight.is_same(tied.parameters().front().value));
   const Decoder untied = tiny_decoder(tiny_config("llama"), at::kFloat, 6);
-  EXPECT_TRUE(untied.lm_head_weight().is_same(untied.parameters().back().value));
+  EXPECT_TRUE(untied.lm_head().weight.is_same(untied.parameters().back().value));
 }
 
 // As Transformers' Gemma3TextScaledWordEmbedding: the square root of 3072 is 55.5 in bfloat16.

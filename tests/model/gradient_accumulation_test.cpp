@@ -51,104 +51,130 @@ std::vector<Case> cases() {
   const at::Tensor ids = at::tensor({3, 0, 3, 6, 1}, at::kLong);
   const at::Tensor ends = at::full({5}, 5, at::kInt);
   const at::Tensor rows = at::tensor({0, 0, 1, 4}, at::kLong), targets = at::tensor({2, 5, 5, 0}, at::kLong);
-  return {{"linear",
-           {{4, 3}},
-           {5, 3},
-           [](const auto& x, const auto& p) { return accumulating::linear(x, {p[0]}); },
-           [](const auto& x, const auto& p) { return at::linear(x, p[0]); }},
-          {"linear with bias",
-           {{4, 3}, {4}},
-           {5, 3},
-           [](const auto& x, const auto& p) { return accumulating::linear(x, {p[0], p[1]}); },
-           [](const auto& x, const auto& p) { return at::linear(x, p[0], p[1]); }},
-          {"two linears of one input",
-           {{4, 3}, {4}, {4, 3}},
-           {5, 3},
-           [](const auto& x, const auto& p) {
-             const auto out = accumulating::linears(x, {{p[0], p[1]}, {p[2]}});
-             return out[0] * 2 + out[1];
-           },
-           [](const auto& x, const auto& p) { return at::linear(x, p[0], p[1]) * 2 + at::linear(x, p[2]); }},
-          {"linear with an adapter",
-           {{4, 3}, {2, 3}, {4, 2}},
-           {5, 3},
-           [](const auto& x, const auto& p) { return accumulating::linear(x, {p[0], {}, adapter(p, 1)}); },
-           [](const auto& x, const auto& p) { return at::linear(x, p[0]) + plain_adapter(x, p, 1); }},
-          {"three linears of one input, two with adapters",
-           {{4, 3}, {4}, {2, 3}, {4, 2}, {4, 3}, {4, 3}, {1, 3}, {4, 1}},
-           {5, 3},
-           [](const auto& x, const auto& p) {
-             const accumulating::Projection first{p[0], p[1], adapter(p, 2)}, third{p[5], {}, adapter(p, 6)};
-             const auto out = accumulating::linears(x, {first, {p[4]}, third});
-             return out[0] / 2 + out[1] + out[2] / 4;
-           },
-           [](const auto& x, const auto& p) {
-             return (at::linear(x, p[0], p[1]) + plain_adapter(x, p, 2)) / 2 + at::linear(x, p[4]) +
-                    (at::linear(x, p[5]) + plain_adapter(x, p, 6)) / 4;
-           }},
-          {"unrounded linear",
-           {{4, 3}},
-           {5, 3},
-           [](const auto& x, const auto& p) { return accumulating::unrounded_linear(x, {p[0]}); },
-           [](const auto& x, const auto& p) { return at::linear(x, p[0]); }},
-          {"unrounded linear with bias",
-           {{4, 3}, {4}},
-           {5, 3},
-           [](const auto& x, const auto& p) { return accumulating::unrounded_linear(x, {p[0], p[1]}); },
-           [](const auto& x, const auto& p) { return at::linear(x, p[0], p[1]); }},
-          {"stacked linears",
-           {{3, 3, 4}, {3, 4}},
-           {5, 3},
-           [](const auto& x, const auto& p) {
-             const accumulating::StackedProjections stacked{p[0], p[1]};
-             return accumulating::stacked_linear(x, stacked, 2) * 2 +
-                    accumulating::stacked_linear(x, stacked, 0);
-           },
-           [](const auto& x, const auto& p) {
-             return (x.matmul(p[0][2]) + p[1][2]) * 2 + x.matmul(p[0][0]) + p[1][0];
-           }},
-          {"embedding",
-           {{7, 3}},
-           {},
-           [ids](const auto&, const auto& p) { return accumulating::embedding(p[0], ids); },
-           [ids](const auto&, const auto& p) { return p[0].index_select(0, ids); }},
-          {"embedding with a frozen row",
-           {{7, 3}},
-           {},
-           [ids](const auto&, const auto& p) { return accumulating::embedding(p[0], ids, 3); },
-           [ids](const auto&, const auto& p) { return at::embedding(p[0], ids, /*padding_idx=*/3); }},
-          {"norm",
-           {{3}},
-           {5, 2, 3},
-           [](const auto& x, const auto& p) { return accumulating::rms_norm(x, p[0], 1e-5); },
-           [](const auto& x, const auto& p) { return plain_norm(x, p[0]); }},
-          {"sinks of attention",
-           {{4}},
-           {5, 4, 3},
-           [ends](const auto& x, const auto& p) {
-             return tree_attention(x, x, x, {ends}, {.sinks = accumulating::unrounded(p[0])});
-           },
-           [ends](const auto& x, const auto& p) {
-             return reference::tree_attention(x, x, x, {ends}, {.sinks = p[0]});
-           }},
-          {"head",
-           {{7, 3}},
-           {5, 3},
-           [=](const auto& x, const auto& p) { return accumulating::head_logprobs(x, p[0], rows, targets); },
-           [=](const auto& x, const auto& p) { return reference::edge_logprobs(x, p[0], rows, targets); }},
-          {"head with a softcap",
-           {{7, 3}},
-           {5, 3},
-           [=](const auto& x, const auto& p) {
-             const auto [logprobs, entropy] =
-                 accumulating::head_distribution(x, p[0], rows, targets, /*softcap=*/0.7);
-             return logprobs - 0.5 * entropy;
-           },
-           [=](const auto& x, const auto& p) {
-             const auto [logprobs, entropy] =
-                 reference::edge_distribution(x, p[0], rows, targets, {.softcap = 0.7});
-             return logprobs - 0.5 * entropy;
-           }}};
+  const at::Tensor frozen = at::randn({7, 3}, at::kDouble);  // with an adapter, the head is
+  return {
+      {"linear",
+       {{4, 3}},
+       {5, 3},
+       [](const auto& x, const auto& p) { return accumulating::linear(x, {p[0]}); },
+       [](const auto& x, const auto& p) { return at::linear(x, p[0]); }},
+      {"linear with bias",
+       {{4, 3}, {4}},
+       {5, 3},
+       [](const auto& x, const auto& p) { return accumulating::linear(x, {p[0], p[1]}); },
+       [](const auto& x, const auto& p) { return at::linear(x, p[0], p[1]); }},
+      {"two linears of one input",
+       {{4, 3}, {4}, {4, 3}},
+       {5, 3},
+       [](const auto& x, const auto& p) {
+         const auto out = accumulating::linears(x, {{p[0], p[1]}, {p[2]}});
+         return out[0] * 2 + out[1];
+       },
+       [](const auto& x, const auto& p) { return at::linear(x, p[0], p[1]) * 2 + at::linear(x, p[2]); }},
+      {"linear with an adapter",
+       {{4, 3}, {2, 3}, {4, 2}},
+       {5, 3},
+       [](const auto& x, const auto& p) { return accumulating::linear(x, {p[0], {}, adapter(p, 1)}); },
+       [](const auto& x, const auto& p) { return at::linear(x, p[0]) + plain_adapter(x, p, 1); }},
+      {"three linears of one input, two with adapters",
+       {{4, 3}, {4}, {2, 3}, {4, 2}, {4, 3}, {4, 3}, {1, 3}, {4, 1}},
+       {5, 3},
+       [](const auto& x, const auto& p) {
+         const accumulating::Projection first{p[0], p[1], adapter(p, 2)}, third{p[5], {}, adapter(p, 6)};
+         const auto out = accumulating::linears(x, {first, {p[4]}, third});
+         return out[0] / 2 + out[1] + out[2] / 4;
+       },
+       [](const auto& x, const auto& p) {
+         return (at::linear(x, p[0], p[1]) + plain_adapter(x, p, 2)) / 2 + at::linear(x, p[4]) +
+                (at::linear(x, p[5]) + plain_adapter(x, p, 6)) / 4;
+       }},
+      {"unrounded linear",
+       {{4, 3}},
+       {5, 3},
+       [](const auto& x, const auto& p) { return accumulating::unrounded_linear(x, {p[0]}); },
+       [](const auto& x, const auto& p) { return at::linear(x, p[0]); }},
+      {"unrounded linear with bias",
+       {{4, 3}, {4}},
+       {5, 3},
+       [](const auto& x, const auto& p) { return accumulating::unrounded_linear(x, {p[0], p[1]}); },
+       [](const auto& x, const auto& p) { return at::linear(x, p[0], p[1]); }},
+      {"stacked linears",
+       {{3, 3, 4}, {3, 4}},
+       {5, 3},
+       [](const auto& x, const auto& p) {
+         const accumulating::StackedProjections stacked{p[0], p[1]};
+         return accumulating::stacked_linear(x, stacked, 2) * 2 + accumulating::stacked_linear(x, stacked, 0);
+       },
+       [](const auto& x, const auto& p) {
+         return (x.matmul(p[0][2]) + p[1][2]) * 2 + x.matmul(p[0][0]) + p[1][0];
+       }},
+      {"embedding",
+       {{7, 3}},
+       {},
+       [ids](const auto&, const auto& p) { return accumulating::embedding(p[0], ids); },
+       [ids](const auto&, const auto& p) { return p[0].index_select(0, ids); }},
+      {"embedding with a frozen row",
+       {{7, 3}},
+       {},
+       [ids](const auto&, const auto& p) { return accumulating::embedding(p[0], ids, 3); },
+       [ids](const auto&, const auto& p) { return at::embedding(p[0], ids, /*padding_idx=*/3); }},
+      {"norm",
+       {{3}},
+       {5, 2, 3},
+       [](const auto& x, const auto& p) { return accumulating::rms_norm(x, p[0], 1e-5); },
+       [](const auto& x, const auto& p) { return plain_norm(x, p[0]); }},
+      {"sinks of attention",
+       {{4}},
+       {5, 4, 3},
+       [ends](const auto& x, const auto& p) {
+         return tree_attention(x, x, x, {ends}, {.sinks = accumulating::unrounded(p[0])});
+       },
+       [ends](const auto& x, const auto& p) {
+         return reference::tree_attention(x, x, x, {ends}, {.sinks = p[0]});
+       }},
+      {"head",
+       {{7, 3}},
+       {5, 3},
+       [=](const auto& x, const auto& p) { return accumulating::head_logprobs(x, {p[0]}, rows, targets); },
+       [=](const auto& x, const auto& p) { return reference::edge_logprobs(x, p[0], rows, targets); }},
+      {"head with a softcap",
+       {{7, 3}},
+       {5, 3},
+       [=](const auto& x, const auto& p) {
+         const auto [logprobs, entropy] =
+             accumulating::head_distribution(x, {p[0]}, rows, targets, /*softcap=*/0.7);
+         return logprobs - 0.5 * entropy;
+       },
+       [=](const auto& x, const auto& p) {
+         const auto [logprobs, entropy] =
+             reference::edge_distribution(x, p[0], rows, targets, {.softcap = 0.7});
+         return logprobs - 0.5 * entropy;
+       }},
+      {"head with an adapter",
+       {{2, 3}, {7, 2}},
+       {5, 3},
+       [=](const auto& x, const auto& p) {
+         return accumulating::head_logprobs(x, {frozen.to(x.scalar_type()), {}, adapter(p, 0)}, rows,
+                                            targets);
+       },
+       [=](const auto& x, const auto& p) {
+         const at::Tensor logits = at::linear(x, frozen.to(x.scalar_type())) + plain_adapter(x, p, 0);
+         return logits.log_softmax(-1).index({rows, targets});
+       }},
+      {"head with an adapter and a softcap",
+       {{2, 3}, {7, 2}},
+       {5, 3},
+       [=](const auto& x, const auto& p) {
+         const accumulating::Projection head{frozen.to(x.scalar_type()), {}, adapter(p, 0)};
+         const auto [logprobs, entropy] =
+             accumulating::head_distribution(x, head, rows, targets, /*softcap=*/0.7);
+         return logprobs - 0.5 * entropy;
+       },
+       [=](const auto& x, const auto& p) {
+         const at::Tensor logits = at::linear(x, frozen.to(x.scalar_type())) + plain_adapter(x, p, 0);
+         const at::Tensor all = ((logits / 0.7).tanh() * 0.7).log_softmax(-1);
+         return (all.index({rows, targets}) + 0.5 * (all.exp() * all).sum(-1).index_select(0, rows));
+       }}};
 }
 
 at::Tensor leaf(const at::Tensor& values, at::ScalarType dtype) {
@@ -326,7 +352,7 @@ TEST(ParameterOps, PreparedWeightsGiveTheSameAndFollowChanges) {
     const auto results = [&] {
       return Tensors{
           accumulating::linear(x, {weight, bias[0]}), accumulating::stacked_linear(x, {stacked, bias}, 0),
-          accumulating::stacked_linear(x, {stacked, bias}, 2), accumulating::head_logits(x, weight)};
+          accumulating::stacked_linear(x, {stacked, bias}, 2), accumulating::head_logits(x, {weight})};
     };
     const auto expect_equal = [](const Tensors& ours, const Tensors& expected) {
       for (size_t i = 0; i < ours.size(); ++i) EXPECT_TRUE(ours[i].equal(expected[i])) << i;

@@ -39,6 +39,16 @@ TEST(AdapterCost, FlopsLeaveOutTheGradientsOfFrozenWeights) {
   EXPECT_DOUBLE_EQ(backward.attention, backward_flops(model_cost(adapted_spec()), work).attention);
 }
 
+TEST(AdapterCost, TheHeadsAdapterWorksOnLogitRows) {
+  const ModelCost without = adapted({kAllLinear}), with = adapted({kAllLinear, "lm_head"});
+  const Work work{.tokens = 10, .pairs = 55, .logit_rows = 4};
+  const double weights = kRank * (kHidden + kVocabulary);
+  EXPECT_DOUBLE_EQ(with.adapter_weights() - without.adapter_weights(), weights);
+  EXPECT_DOUBLE_EQ(forward_flops(with, work).total() - forward_flops(without, work).total(), 2 * 4 * weights);
+  EXPECT_DOUBLE_EQ(backward_flops(with, work).total() - backward_flops(without, work).total(),
+                   6 * 4 * weights);
+}
+
 // A token takes as long as its share of a token of the model trained whole, by FLOPs.
 TEST(AdapterCost, TimeGoesByTheSameFlops) {
   const ModelCost whole = model_cost(adapted_spec()), frozen = adapted({kAllLinear});

@@ -8,7 +8,7 @@ import re
 import peft
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 import transformers_reference as reference
 from conftest import seed_of
@@ -18,7 +18,7 @@ from test_against_transformers import init_model
 RANK, ALPHA = 3, 5
 # Which maps have adapters, in families that have something of their own to adapt.
 TARGETS = {
-    "llama": ["q_proj", "v_proj"],
+    "llama": ["q_proj", "v_proj", "lm_head"],  # the head is the embedding
     "qwen2": ["q_proj", "k_proj", "o_proj", "gate_proj", "down_proj"],  # beside biases
     "qwen3": "all-linear",
     "olmo3": ["down_proj", "layers.1.self_attn.v_proj"],
@@ -26,15 +26,15 @@ TARGETS = {
     "mamba2": ["in_proj"],  # of which PEFT adapts nothing else
     "glm4_moe": ["q_proj", "k_proj", "v_proj", "o_proj"],
     "qwen3_next": ["in_proj_qkvz", "out_proj", "shared_expert_gate"],
-    "granitemoehybrid": ["in_proj", "v_proj", "shared_mlp.input_linear"],
+    "granitemoehybrid": ["in_proj", "v_proj", "shared_mlp.input_linear", "lm_head"],  # whose logits are scaled
     "gpt_oss": ["q_proj", "o_proj"],
     "phi3-window": "all-linear",
-    "gemma2": ["q_proj", "k_proj", "up_proj"],
+    "gemma2": ["q_proj", "k_proj", "up_proj", "lm_head"],  # whose logits have a softcap
     "gemma3_text": ["v_proj", "gate_proj", "down_proj"],
-    "mixtral": ["q_proj", "v_proj"],
+    "mixtral": ["lm_head"],
     "ernie4_5-biases": ["k_proj", "up_proj"],
     "deepseek_v3": ["q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj", "o_proj"],
-    "nemotron_h": ["in_proj", "q_proj", "o_proj", "mixer.up_proj", "shared_experts.down_proj"],
+    "nemotron_h": ["in_proj", "q_proj", "o_proj", "mixer.up_proj", "shared_experts.down_proj", "lm_head"],
     "nemotron_h-dense": ["layers.3.mixer.in_proj", "up_proj", "v_proj"],
 }
 CONFIGS = MODELS | WINDOWS_AND_ROPES | MORE_FAMILIES
@@ -69,7 +69,7 @@ def make_peft(folder, targets, **changes):
 
 
 def adapter_of(model):
-    return peft.get_peft_model_state_dict(model)
+    return peft.get_peft_model_state_dict(model, save_embedding_layers=False)
 
 
 def worst_error(ours, theirs):
@@ -204,6 +204,21 @@ def test_all_linear_is_what_peft_takes(espalier, tmp_path):
             assert value.abs().max() <= 1.1e-5
 
 
+def test_an_adapter_of_another_head_is_refused(espalier, tmp_path):
+    """PEFT saves the head beside its adapter; other software would load it in place of the model's."""
+    folder = init_model(espalier, tmp_path, MODELS["qwen3"])
+    make_peft(folder, ["lm_head"]).save_pretrained(tmp_path / "adapter")
+    file = tmp_path / "adapter/adapter_model.safetensors"
+    tensors = load_file(file)
+    rows = random_rows(8, "sft")
+    our_logprobs(espalier, folder, rows, tmp_path, "--adapter", tmp_path / "adapter")
+    tensors["base_model.model.lm_head.base_layer.weight"][3, 5] += 1
+    save_file(tensors, file)
+    refused = espalier("logprobs", "--model", folder, "--data", write_rows(tmp_path / "rows.jsonl", rows), "--adapter",
+                       tmp_path / "adapter", "-o", tmp_path / "out.jsonl", check=False)  # fmt: skip
+    assert refused.returncode == 1 and "expected the weight of the model beside its adapter" in refused.stderr, refused.stderr
+
+
 @pytest.mark.parametrize("kind", ["qwen3_moe", "glm4_moe", "qwen3_next"])
 def test_an_adapter_of_experts_is_refused_with_targets_that_fit(espalier, tmp_path, kind):
     """In these families PEFT's all-linear adapts experts and routers, too."""
@@ -232,8 +247,12 @@ def test_an_adapter_of_experts_is_refused_with_targets_that_fit(espalier, tmp_pa
 @pytest.mark.parametrize("dtype", ["float64", "bfloat16"])
 def test_merging_is_that_of_peft(espalier, folder, kind, tmp_path, dtype):
     make_peft(folder, TARGETS[kind]).save_pretrained(tmp_path / "adapter")
-    espalier("merge", "--model", folder, "--adapter", tmp_path / "adapter", "-o", tmp_path / "merged",
-             "--dtype", dtype)  # fmt: skip
+    command = ("merge", "--model", folder, "--adapter", tmp_path / "adapter", "-o", tmp_path / "merged", "--dtype", dtype)
+    if "lm_head" in TARGETS[kind] and CONFIGS[kind].get("tie_word_embeddings", True):
+        refused = espalier(*command, check=False)
+        assert refused.returncode == 1 and "expected no adapter of lm_head" in refused.stderr, refused.stderr
+        return
+    espalier(*command)
     base = reference.load_model(folder, getattr(torch, dtype))
     merged = peft.PeftModel.from_pretrained(base, tmp_path / "adapter").merge_and_unload()
     ours = reference.load_model(tmp_path / "merged", getattr(torch, dtype)).state_dict()
@@ -281,7 +300,7 @@ REFUSED = {
     "rank 0": (("--lora-rank", 0), "--lora-rank"),
     "no such map": (("--lora-rank", 2, "--lora-targets", "q_proj,query"), "the model has no linear map `query`"),
     "an empty name": (("--lora-rank", 2, "--lora-targets", "q_proj,,v_proj"), "expected comma-separated names"),
-    "the head": (("--lora-rank", 2, "--lora-targets", "lm_head"), "cannot have an adapter"),
+    "the embedding": (("--lora-rank", 2, "--lora-targets", "embed_tokens"), "cannot have an adapter"),
     "alpha without a rank": (("--lora-alpha", 4), "--lora-alpha: requires --lora-rank"),
     "alpha 0": (("--lora-rank", 2, "--lora-alpha", 0), "--lora-alpha"),
     "no such folder": (("--adapter", "nowhere"), "expected the folder of an adapter, there is none"),

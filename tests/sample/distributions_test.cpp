@@ -26,7 +26,7 @@ at::Tensor plain_distributions(const Decoder& decoder, std::span<const int32_t> 
   const std::vector<int64_t> wide(tokens.begin(), tokens.end());
   const at::Tensor hidden =
       decoder.forward(at::tensor(wide, at::kLong), at::arange(size), CausalSequence(size));
-  return at::log_softmax(hidden.mm(decoder.lm_head_weight().t()) / temperature, 1);
+  return at::log_softmax(hidden.mm(decoder.lm_head().weight.t()) / temperature, 1);
 }
 
 double difference(double a, double b) {

@@ -28,7 +28,7 @@ at::Tensor plain_logits(const Decoder& decoder, const std::vector<int32_t>& toke
   const auto size = static_cast<int64_t>(wide.size());
   const at::Tensor ids = at::tensor(wide, at::kLong);
   const at::Tensor hidden = decoder.forward(ids, at::arange(size), CausalSequence(size));
-  return hidden.mm(decoder.lm_head_weight().t());
+  return hidden.mm(decoder.lm_head().weight.t());
 }
 
 std::span<const double> row_of(const at::Tensor& logits, int64_t row) {

@@ -11,6 +11,7 @@ from typing import NoReturn
 import torch
 import torch.distributed as dist
 
+from ..commands.rerun import train_arguments
 from ..native_engine import native
 from .alarm import Alarm
 
@@ -26,6 +27,8 @@ def main(arguments: Sequence[str], version: str) -> NoReturn:
     alarm = RunAlarm(store, dist.get_rank(), dist.get_world_size(), "espalier train")
     alarm.start()
     try:
+        if arguments[0] == "rerun":
+            arguments = train_arguments(arguments[1:], version, dist.get_world_size())
         status = native.run_on_rank(list(arguments), dist.group.WORLD.group_name, version)  # type: ignore[union-attr]
     except BaseException as error:
         _fail(alarm, error)

@@ -159,7 +159,7 @@ class Base:
     def _groups(self) -> dict[str, list[str]]:
         """Of the maps that can have an adapter, which one with all of them names in its file."""
         with tempfile.TemporaryDirectory() as place:
-            self.engine.use(self.engine.new_adapter(lora_rank=1))
+            self.engine.use(self.engine.new_adapter(lora_rank=1, lora_targets=["all-linear", "lm_head"]))
             self.engine.save(Path(place) / "adapter")
             self.engine.use(None)
             with safetensors.safe_open(Path(place) / "adapter/adapter_model.safetensors", "numpy") as file:

@@ -21,7 +21,7 @@ Command command_of(const std::string& name, const Group* group, const std::strin
   if (name == "logprobs") return logprobs_command(group);
   if (name == "sample") return sample_command(group);
   if (name == "verify") return verify_command(group);
-  return (name == "rerun" ? rerun_command : train_command)([version] { return version; }, group);
+  return train_command([version] { return version; }, group);
 }
 
 int run(const std::vector<std::string>& arguments, const Group& group, const std::string& version) {

@@ -7,7 +7,7 @@
 
 namespace espalier::cli {
 
-/// Runs `espalier train`, rerun, logprobs, sample or verify, as the first of the arguments says, as a rank of
+/// Runs `espalier train`, logprobs, sample or verify, as the first of the arguments says, as a rank of
 /// a process group of torch.distributed, by its name, and gives the exit status, once all ranks have come to
 /// their end. Rank 0 alone writes files, and tells how it goes. `version`: the text of --version. Throws
 /// where the run fails on this rank, or is failed by fail_ranks; the caller lets the others know

@@ -105,7 +105,8 @@ void add_lora_options(LoraOptions* options, OptionList* list) {
              OptionKind::kText,
              {set, targets},
              "Linear maps with adapters: comma-separated names, such as q_proj,v_proj, or all-linear. A name "
-             "selects all maps whose names end with it. Routers and experts have none",
+             "selects all maps whose names end with it. Routers and experts have none; the LM head has one "
+             "only where lm_head is named",
              {.shown = "NAMES"}});
   list->add("lora-rslora", &options->rslora, "Divide by the square root of the rank instead (rsLoRA)");
 }
@@ -133,20 +134,20 @@ std::vector<LinearMap> adaptable_maps(const ModelSpec& spec) {
       maps.push_back({prefix + name, parameter.shape[1], parameter.shape[0]});
     }
   }
+  maps.push_back({kHeadModule, spec.hidden_size, spec.vocab_size});
   return maps;
 }
 
 std::string module_name(const ModelSpec& spec, const std::string& name) {
-  return spec.module_prefix.empty() ? name : spec.module_prefix + name.substr(spec.parameter_prefix.size());
+  if (spec.module_prefix.empty() || !name.starts_with(spec.parameter_prefix)) return name;
+  return spec.module_prefix + name.substr(spec.parameter_prefix.size());
 }
 
 std::vector<LinearMap> adapted_maps(const ModelSpec& spec, const std::vector<std::string>& targets) {
-  std::vector<LinearMap> all = adaptable_maps(spec);
-  if (targets == std::vector<std::string>{kAllLinear}) return all;
+  const std::vector<LinearMap> all = adaptable_maps(spec);
   const std::vector<std::string> others = other_modules(spec, all);
   for (const std::string& target : targets) {
-    ESPALIER_CHECK(target != kAllLinear, "lora-targets: expected {} alone, received it with other names",
-                   kAllLinear);
+    if (target == kAllLinear) continue;
     const bool found =
         std::ranges::any_of(all, [&](const LinearMap& map) { return stands_for(target, map.name); });
     const auto other =
@@ -160,8 +161,9 @@ std::vector<LinearMap> adapted_maps(const ModelSpec& spec, const std::vector<std
   }
   std::vector<LinearMap> maps;
   std::ranges::copy_if(all, std::back_inserter(maps), [&](const LinearMap& map) {
-    return std::ranges::any_of(targets,
-                               [&](const std::string& target) { return stands_for(target, map.name); });
+    return std::ranges::any_of(targets, [&](const std::string& target) {
+      return target == kAllLinear ? map.name != kHeadModule : stands_for(target, map.name);
+    });
   });
   return maps;
 }

@@ -12,15 +12,18 @@ namespace espalier {
 
 class OptionList;
 
-/// Target that selects every linear map that can have an adapter.
+/// Target that selects every linear map that can have an adapter but the LM head, as in PEFT.
 inline constexpr const char* kAllLinear = "all-linear";
+
+/// The module of the LM head, also of a model whose head is its embedding.
+inline constexpr const char* kHeadModule = "lm_head";
 
 /// A map x W^T with an adapter is x W^T + scale (x A^T) B^T, W frozen (Hu et al., LoRA, 2021, section 4.1).
 struct LoraOptions {
   int64_t rank = 0;
   double alpha = 0;
   bool rslora = false;
-  /// Names of maps, or only kAllLinear. A name selects all maps of this name or with this suffix after a dot:
+  /// Names of maps, or kAllLinear. A name selects all maps of this name or with this suffix after a dot:
   /// "q_proj", "self_attn.q_proj", "layers.3.self_attn.q_proj" (as in PEFT).
   std::vector<std::string> targets = {};
 
@@ -45,8 +48,8 @@ struct LinearMap {
 };
 
 /// The maps that can have an adapter, in the order of a checkpoint: all linear modules of layers that PEFT
-/// can adapt in Transformers. This excludes routers, experts, convolutions, embedding and LM head; in models
-/// whose experts are named gate_proj, up_proj and down_proj, other maps of these names; and the output
+/// can adapt in Transformers, and the LM head. This excludes routers, experts, convolutions and embedding; in
+/// models whose experts are named gate_proj, up_proj and down_proj, other maps of these names; and the output
 /// projections of mamba2 and nemotron_h.
 std::vector<LinearMap> adaptable_maps(const ModelSpec& spec);
 

@@ -116,7 +116,7 @@ std::string Profiler::stop(const Decoder& decoder, const StepResult& result) {
   const std::string trace = trace_text(*recorded, trace_);
   file_.write(trace);
   file_.commit();
-  const double rate = gemm_rate(detail::product_dtype(decoder.lm_head_weight()), device_);
+  const double rate = gemm_rate(detail::product_dtype(decoder.lm_head().weight), device_);
   return text_of_({{"trace", trace_.string()},
                    {"on_gpu", device_.is_cuda()},
                    {"flops_per_second", rate},

@@ -181,7 +181,7 @@ Decoder::Decoder(DecoderConfig config, std::vector<Parameter> parameters, std::v
       adapter_(std::move(adapter)) {
   check_parameters(config_, weights_, buffers_);
   if (has_adapter()) freeze_for(adapter_, config_, weights_);
-  const NamedParameters all(weights_, "");
+  const NamedParameters all(weights_, "", adapter_);
   embed_tokens_ = all.at(config_.parameter_prefix + config_.embedding_name + ".weight");
   std::span<const Parameter> rest(weights_);
   rest = rest.subspan(1);
@@ -195,7 +195,8 @@ Decoder::Decoder(DecoderConfig config, std::vector<Parameter> parameters, std::v
     rest = rest.subspan(count);
   }
   norm_ = all.at(config_.parameter_prefix + config_.final_norm_name + ".weight");
-  lm_head_ = config_.tie_word_embeddings ? embed_tokens_ : all.at("lm_head.weight");
+  lm_head_ = {.weight = config_.tie_word_embeddings ? embed_tokens_ : all.at("lm_head.weight"),
+              .adapter = all.adapter(kHeadModule)};
   if (const int64_t rotary_dim = config_.rotary_dim(); rotary_dim > 0) {
     ropes_.emplace_back(config_.rope, rotary_dim);
     if (config_.sliding_rope) ropes_.emplace_back(*config_.sliding_rope, rotary_dim);

@@ -80,8 +80,8 @@ class Decoder : public Model {
   /// Logits [..., V] of the LM head with the softcap of the config.
   at::Tensor capped(const at::Tensor& logits) const;
 
-  /// LM head [vocab_size, hidden_size]; the embedding if tied.
-  const at::Tensor& lm_head_weight() const { return lm_head_; }
+  /// LM head [vocab_size, hidden_size]; the embedding if tied. Without a bias.
+  const accumulating::Projection& lm_head() const { return lm_head_; }
 
   const DecoderConfig& config() const { return config_; }
 
@@ -109,8 +109,9 @@ class Decoder : public Model {
   std::vector<Parameter> weights_, buffers_;
   Adapter adapter_;
   bool is_frozen_ = false;
-  // Aliases of tensors in weights_.
-  at::Tensor embed_tokens_, norm_, lm_head_;
+  // Aliases of tensors in weights_ and of the adapter.
+  at::Tensor embed_tokens_, norm_;
+  accumulating::Projection lm_head_;
   std::vector<Layer> layers_;
   std::vector<RotaryFrequencies> ropes_;  // for all layers; or for full attention, then for sliding windows
 };

@@ -302,38 +302,62 @@ class RmsNorm : public Function<RmsNorm> {
   }
 };
 
+using OptionalTensor = std::optional<at::Tensor>;
+
+/// The weight [V, C] with lora_b [V, rank] as further columns.
+at::Tensor joined(const at::Tensor& weight, const OptionalTensor& lora_b) {
+  return lora_b ? at::cat({weight, lora_b->to(weight.scalar_type())}, 1) : weight;
+}
+
+/// hidden [R, C] with scale hidden a^T [R, rank] as further columns, so that the logits are those of one
+/// product.
+at::Tensor joined(const at::Tensor& hidden, const LowRank& adapter) {
+  if (!adapter.a.defined()) return hidden;
+  const at::Tensor inner = linear(hidden.to(adapter.a.scalar_type()), {adapter.a}) * adapter.scale;
+  return at::cat({hidden, inner.to(hidden.scalar_type())}, 1);
+}
+
+OptionalTensor if_defined(const at::Tensor& tensor) {
+  return tensor.defined() ? OptionalTensor(tensor) : std::nullopt;
+}
+
+// The joined weight is made anew for the backward pass, so that it takes no memory between the passes.
 class HeadLogprobs : public Function<HeadLogprobs> {
  public:
   static at::Tensor forward(AutogradContext* ctx, const at::Tensor& hidden, const at::Tensor& weight,
-                            const at::Tensor& edge_row, const at::Tensor& edge_target) {
-    auto [logprobs, lse] = edge_logprobs_forward(hidden, weight, edge_row, edge_target);
-    ctx->save_for_backward({hidden, weight, edge_row, edge_target, lse});
+                            const OptionalTensor& lora_b, const at::Tensor& edge_row,
+                            const at::Tensor& edge_target) {
+    auto [logprobs, lse] = edge_logprobs_forward(hidden, joined(weight, lora_b), edge_row, edge_target);
+    ctx->save_for_backward({hidden, weight, lora_b.value_or(at::Tensor()), edge_row, edge_target, lse});
     return logprobs;
   }
 
   static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
     const at::NoGradGuard no_grad;
     const variable_list saved = ctx->get_saved_variables();
-    const at::Tensor &hidden = saved[0], &weight = saved[1];
+    const OptionalTensor lora_b = if_defined(saved[2]);
+    const at::Tensor& trained = lora_b.value_or(saved[1]);
     at::Tensor sum;
-    if (weight.requires_grad()) sum = sum_or_zeros(weight);
-    const at::Tensor grad_hidden =
-        edge_logprobs_backward(grads[0], hidden, weight, saved[2], saved[3], saved[4], sum);
-    return {grad_hidden, {}, {}, {}};
+    if (trained.requires_grad()) sum = sum_or_zeros(trained);
+    const at::Tensor grad_hidden = edge_logprobs_backward(grads[0], saved[0], joined(saved[1], lora_b),
+                                                          saved[3], saved[4], saved[5], sum);
+    return {grad_hidden, {}, {}, {}, {}};
   }
 };
 
 class HeadDistribution : public Function<HeadDistribution> {
  public:
   static variable_list forward(AutogradContext* ctx, const at::Tensor& hidden, const at::Tensor& weight,
-                               const at::Tensor& edge_row, const at::Tensor& edge_target, double softcap) {
+                               const OptionalTensor& lora_b, const at::Tensor& edge_row,
+                               const at::Tensor& edge_target, double softcap) {
     const at::ScalarType dtype = sum_dtype(weight);
     ctx->saved_data["softcap"] = softcap;
     ctx->set_materialize_grads(false);  // without entropies, no gradients of theirs are computed
     const auto [logprobs, entropy, lse, mean] =
         detail::call<"edge_distribution", detail::DistributionResults>(detail::DistributionArguments{
-            {hidden.to(dtype), weight.to(dtype), edge_row, edge_target}, {.softcap = softcap}});
-    ctx->save_for_backward({hidden, weight, edge_row, edge_target, lse, mean});
+            {hidden.to(dtype), joined(weight.to(dtype), lora_b), edge_row, edge_target},
+            {.softcap = softcap}});
+    ctx->save_for_backward({hidden, weight, lora_b.value_or(at::Tensor()), edge_row, edge_target, lse, mean});
     return {logprobs, entropy};
   }
 
@@ -341,18 +365,22 @@ class HeadDistribution : public Function<HeadDistribution> {
     const at::NoGradGuard no_grad;
     const variable_list saved = ctx->get_saved_variables();
     const at::Tensor &hidden = saved[0], &weight = saved[1];
+    const OptionalTensor lora_b = if_defined(saved[2]);
+    const at::Tensor& trained = lora_b.value_or(weight);
     const at::ScalarType dtype = sum_dtype(weight);
     const auto [grad_hidden, grad_weight, grad_bias] =
         detail::call<"edge_distribution_backward", detail::DistributionGradients>(
-            detail::DistributionBackward{grads[0],
-                                         grads[1],
-                                         saved[4],
-                                         saved[5],
-                                         {{hidden.to(dtype), weight.to(dtype), saved[2], saved[3]},
-                                          {.softcap = ctx->saved_data["softcap"].toDouble()}},
-                                         {true, weight.requires_grad(), false}});
-    if (weight.requires_grad()) add_gradient(weight, grad_weight);
-    return {grad_hidden.to(hidden.scalar_type()), {}, {}, {}, {}};
+            detail::DistributionBackward{
+                grads[0],
+                grads[1],
+                saved[5],
+                saved[6],
+                {{hidden.to(dtype), joined(weight.to(dtype), lora_b), saved[3], saved[4]},
+                 {.softcap = ctx->saved_data["softcap"].toDouble()}},
+                {true, trained.requires_grad(), false}});
+    if (trained.requires_grad())
+      add_gradient(trained, grad_weight.slice(1, grad_weight.size(1) - trained.size(1)));
+    return {grad_hidden.to(hidden.scalar_type()), {}, {}, {}, {}, {}};
   }
 };
 
@@ -416,16 +444,23 @@ NormOfSum add_rms_norm(const at::Tensor& x, const at::Tensor& addend, const at::
   return {outputs[1], outputs[0]};
 }
 
-at::Tensor head_logprobs(const at::Tensor& hidden, const at::Tensor& weight, const at::Tensor& edge_row,
+at::Tensor head_logprobs(const at::Tensor& hidden, const Projection& head, const at::Tensor& edge_row,
                          const at::Tensor& edge_target) {
-  return HeadLogprobs::apply(hidden, weight, edge_row, edge_target);
+  return HeadLogprobs::apply(joined(hidden, head.adapter), head.weight, if_defined(head.adapter.b), edge_row,
+                             edge_target);
 }
 
-EdgeDistribution head_distribution(const at::Tensor& hidden, const at::Tensor& weight,
+EdgeDistribution head_distribution(const at::Tensor& hidden, const Projection& head,
                                    const at::Tensor& edge_row, const at::Tensor& edge_target,
                                    double softcap) {
-  const variable_list results = HeadDistribution::apply(hidden, weight, edge_row, edge_target, softcap);
+  const variable_list results = HeadDistribution::apply(
+      joined(hidden, head.adapter), head.weight, if_defined(head.adapter.b), edge_row, edge_target, softcap);
   return {results[0], results[1]};
+}
+
+HeadFactors head_factors(const at::Tensor& hidden, const Projection& head) {
+  const at::NoGradGuard no_grad;
+  return {joined(hidden, head.adapter), joined(head.weight, if_defined(head.adapter.b))};
 }
 
 const detail::PreparedWeight* prepared(const at::Tensor& weight) {
@@ -434,10 +469,15 @@ const detail::PreparedWeight* prepared(const at::Tensor& weight) {
   return &kept->get(weight, [&] { return detail::PreparedWeight(weight.detach()); });
 }
 
-at::Tensor head_logits(const at::Tensor& hidden, const at::Tensor& weight) {
+at::Tensor head_logits(const at::Tensor& hidden, const Projection& head) {
   const at::NoGradGuard no_grad;
-  if (const detail::PreparedWeight* ready = prepared(weight)) return ready->unrounded(hidden);
-  return detail::unrounded_product(hidden, weight.t());
+  const detail::PreparedWeight* ready = prepared(head.weight);
+  const at::Tensor logits =
+      ready != nullptr ? ready->unrounded(hidden) : detail::unrounded_product(hidden, head.weight.t());
+  if (const auto& [a, b, scale] = head.adapter; a.defined()) {
+    detail::add_product(logits, detail::affine(hidden.to(a.scalar_type()), a, {}).mul_(scale), b.t());
+  }
+  return logits;
 }
 
 }  // namespace espalier::accumulating

@@ -106,14 +106,22 @@ struct NormOfSum {
 NormOfSum add_rms_norm(const at::Tensor& x, const at::Tensor& addend, const at::Tensor& weight, double eps,
                        bool zero_centered = false);
 
-/// edge_logprobs (ops/edge_logprobs/edge_logprobs.h) of the LM head.
-at::Tensor head_logprobs(const at::Tensor& hidden, const at::Tensor& weight, const at::Tensor& edge_row,
+/// edge_logprobs (ops/edge_logprobs/edge_logprobs.h) of the LM head, which has no bias. Its adapter is
+/// rounded to the dtype of the weight for the product of both.
+at::Tensor head_logprobs(const at::Tensor& hidden, const Projection& head, const at::Tensor& edge_row,
                          const at::Tensor& edge_target);
 
 /// The same with entropies: edge_distribution (ops/edge_logprobs/edge_distribution.h), in the dtype of sums.
 /// `softcap`: of the logits; 0: none.
-EdgeDistribution head_distribution(const at::Tensor& hidden, const at::Tensor& weight,
+EdgeDistribution head_distribution(const at::Tensor& hidden, const Projection& head,
                                    const at::Tensor& edge_row, const at::Tensor& edge_target, double softcap);
+
+/// Two matrices whose product hidden weight^T has the logits of the LM head, adapter included, for operators
+/// that take them. Runs without autograd.
+struct HeadFactors {
+  at::Tensor hidden, weight;
+};
+HeadFactors head_factors(const at::Tensor& hidden, const Projection& head);
 
 /// While it lives, linears (model/gradient_accumulation.h) multiply by weights that are made ready once
 /// (ops/gemm/prepared_weight.h): a pass of a few rows would otherwise take most of its time for that. One
@@ -124,7 +132,7 @@ using PreparedWeights =
 /// The prepared form of a weight [N, K]; null without PreparedWeights.
 const detail::PreparedWeight* prepared(const at::Tensor& weight);
 
-/// Logits hidden weight^T [T, V] of the LM head, in the accumulator dtype. Runs without autograd.
-at::Tensor head_logits(const at::Tensor& hidden, const at::Tensor& weight);
+/// Logits [T, V] of the LM head, in the accumulator dtype. Runs without autograd.
+at::Tensor head_logits(const at::Tensor& hidden, const Projection& head);
 
 }  // namespace espalier::accumulating

@@ -29,7 +29,7 @@ double linear_work(const ModelCost& model, const Work& work) {
 
 // Likewise for adapters.
 double adapter_work(const ModelCost& model, const Work& work) {
-  return model.adapter_weights() * static_cast<double>(work.tokens) -
+  return model.layer_adapters() * static_cast<double>(work.tokens) -
          static_cast<double>(model.layers.back().adapter_weights_after_mixer) *
              static_cast<double>(work.tokens - work.logit_rows);
 }
@@ -51,8 +51,10 @@ FlopCount flops_of(const ModelCost& model, const Work& work, const FlopFactors& 
                  factors.linear * adapter_work(model, work) +
                  factors.recurrence * recurrence_work(model, work);
   flops.attention = factors.attention * pair_elements;
-  flops.head = (factors.head - spared) * static_cast<double>(model.hidden_size) *
-               static_cast<double>(model.vocab_size) * static_cast<double>(work.logit_rows);
+  const double head = static_cast<double>(model.hidden_size * model.vocab_size);
+  const double head_adapter = model.adapter_weights() - model.layer_adapters();
+  flops.head =
+      ((factors.head - spared) * head + factors.head * head_adapter) * static_cast<double>(work.logit_rows);
   return flops;
 }
 

@@ -177,6 +177,10 @@ double ModelCost::stored_weights() const {
 }
 
 double ModelCost::adapter_weights() const {
+  return layer_adapters() + static_cast<double>(head_rank * (hidden_size + vocab_size));
+}
+
+double ModelCost::layer_adapters() const {
   return static_cast<double>(sum_of(layers, [](const LayerCost& layer) { return layer.adapter_weights; }));
 }
 

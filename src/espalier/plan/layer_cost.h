@@ -60,12 +60,14 @@ struct ModelCost {
   std::vector<LayerCost> layers;  // first to last, at least one
   int64_t rope_tables = 1;        // pairs of position tables that layers share
   bool frozen = false;            // only adapters are trained: weights have no gradients
+  int64_t head_rank = 0;          // of the LM head's adapter; 0: none
 
   double num_layers() const { return static_cast<double>(layers.size()); }
   double attention_layers() const;    // with pair_elements
   double weights() const;             // of all layers' linear maps that a token passes
   double stored_weights() const;      // of all layers' linear maps
-  double adapter_weights() const;     // of all layers
+  double adapter_weights() const;     // of all layers and the LM head
+  double layer_adapters() const;      // of all layers
   double recurrence() const;          // of all layers
   int64_t position_tables() const;    // of all ropes, at the size of the largest: layers share them
   int64_t context_per_token() const;  // of all layers

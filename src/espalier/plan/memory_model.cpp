@@ -176,8 +176,12 @@ double head_bytes(const MemoryModel& model, const Load& load, const WeightGradie
       std::min(vocabulary, logits / (rows * sum)) * hidden * (gradients.temporary + gradients.packed);
   const double head_gradient = model.cost.frozen ? 0 : real(model.head_gradient_bytes);
   const double composed = vocabulary * hidden * (head_gradient + real(model.head_upcast_bytes));
+  const double rank = real(model.cost.head_rank);  // the factors of the logits are joined ones
+  const double adapter = rank == 0 ? 0
+                                   : (vocabulary + 2 * rows) * (hidden + rank) * element +
+                                         rank * (vocabulary + hidden) * gradients.adapter_sum;
   return gradients.embedding + product + composed + real(model.logit_blocks) * logits +
-         rows * hidden * (sum + upcast + element);
+         rows * hidden * (sum + upcast + element) + adapter;
 }
 
 }  // namespace

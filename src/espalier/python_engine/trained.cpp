@@ -29,7 +29,7 @@ void Trained::check_trains() const {
 
 void Trained::check_adapter_of(const std::filesystem::path& folder) const {
   const Adapter& own = decoder().adapter();
-  const Adapter saved = load_adapter(folder, decoder().config(), decoder().dtype()).adapter;
+  const Adapter saved = load_adapter(folder, decoder()).adapter;
   ESPALIER_CHECK(
       saved.scale == own.scale,
       "{}: expected an adapter with scale {:g} (alpha over rank), that of the engine, received {:g}",

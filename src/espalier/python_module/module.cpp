@@ -187,7 +187,7 @@ NB_MODULE(_engine, module) {
   module.def(
       "run_on_rank", &espalier::cli::run_on_rank, nanobind::arg("arguments"), nanobind::arg("process_group"),
       nanobind::arg("version"), nanobind::call_guard<nanobind::gil_scoped_release>(),
-      "Runs `espalier train` or `espalier rerun`, with its name first, as a rank of a process group, by its "
+      "Runs `espalier train` or another command, with its name first, as a rank of a process group, by its "
       "name. Returns the exit status. version: the text of --version.");
   module.def("fail_ranks", &espalier::fail_ranks, nanobind::arg("message"),
              "Ends what waits for other ranks, or will, with an error of this message.");

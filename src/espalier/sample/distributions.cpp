@@ -42,7 +42,8 @@ class AtTemperature : public Model {
   }
   EdgeDistribution distribution(const at::Tensor& hidden, const Edges& edges) const override {
     keep_top(hidden);
-    return edge_distribution(decoder_.final_norm(hidden), decoder_.lm_head_weight(), edges.row, edges.target,
+    const auto [rows, weight] = head_factors(hidden);
+    return edge_distribution(rows, weight, edges.row, edges.target,
                              {.temperature = options_.temperature, .softcap = softcap()});
   }
   const std::vector<Parameter>& parameters() const override { return decoder_.parameters(); }
@@ -54,8 +55,11 @@ class AtTemperature : public Model {
   double softcap() const { return decoder_.config().final_logit_softcapping; }
   void keep_top(const at::Tensor& hidden) const {
     if (options_.top_k == 0) return;
-    top_ = top_logprobs(decoder_.final_norm(hidden), decoder_.lm_head_weight(), options_.top_k,
-                        options_.temperature, softcap());
+    const auto [rows, weight] = head_factors(hidden);
+    top_ = top_logprobs(rows, weight, options_.top_k, options_.temperature, softcap());
+  }
+  accumulating::HeadFactors head_factors(const at::Tensor& hidden) const {
+    return accumulating::head_factors(decoder_.final_norm(hidden), decoder_.lm_head());
   }
 
   const Decoder& decoder_;

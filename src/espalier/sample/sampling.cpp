@@ -343,7 +343,7 @@ void Sampling::keep(const Sequence& sequence, int64_t row) {
 
 /// Logits [B, V] on the host, in the accumulator dtype.
 at::Tensor Sampling::logits_of(const at::Tensor& hidden) const {
-  const at::Tensor logits = accumulating::head_logits(decoder_.final_norm(hidden), decoder_.lm_head_weight());
+  const at::Tensor logits = accumulating::head_logits(decoder_.final_norm(hidden), decoder_.lm_head());
   return decoder_.capped(logits).cpu();
 }
 

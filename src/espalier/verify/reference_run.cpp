@@ -179,8 +179,8 @@ struct RowDistribution {
 
 RowDistribution row_distribution(const Decoder& decoder, const at::Tensor& hidden, const RowTerms& terms) {
   const at::Device device = decoder.device();
-  const at::Tensor logits = decoder.capped(accumulating::linear(
-      hidden.index_select(0, integers(terms.before, device)), {decoder.lm_head_weight()}));
+  const at::Tensor logits = decoder.capped(
+      accumulating::linear(hidden.index_select(0, integers(terms.before, device)), decoder.lm_head()));
   const at::ScalarType dtype = logits.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
   const at::Tensor all = at::log_softmax(logits.to(dtype), -1);
   at::Tensor topk;

@@ -19,7 +19,7 @@ void add_all_commands(std::deque<Command>* all, const std::function<std::string(
   add(export_command());
   group = "Training";
   add(train_command(version));
-  add(rerun_command(version));
+  add(rerun_command());
   add(launch_command());
   add(serve_command());
   add(logprobs_command());

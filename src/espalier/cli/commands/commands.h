@@ -70,22 +70,19 @@ Command man_command(const std::deque<Command>* all, const std::function<std::str
 Command merge_command();
 Command plan_command();
 Command prepare_command();
-Command rerun_command(const std::function<std::string()>& version, const Group* group = nullptr);
+Command rerun_command();
 Command sample_command(const Group* group = nullptr);
 Command serve_command();
 Command synth_command();
 Command train_command(const std::function<std::string()>& version, const Group* group = nullptr);
 Command verify_command(const Group* group = nullptr);
 
-/// Becomes so many processes of this command (train or rerun), without --processes, which torchrun starts.
-[[noreturn]] void start_processes(int64_t processes, const std::string& command,
-                                  std::vector<std::string> arguments);
+/// Becomes so many processes of `espalier train`, without --processes, which torchrun starts.
+[[noreturn]] void start_processes(int64_t processes, std::vector<std::string> arguments);
 
 // Summaries of the commands that need LibTorch. The program without LibTorch lists them as well.
 inline constexpr const char* kSummaryOfTrain =
     "Train a model on trajectories; shared prefixes are encoded once";
-inline constexpr const char* kSummaryOfRerun =
-    "Repeat a run in a new folder, or name what has changed since: data, model or program";
 inline constexpr const char* kSummaryOfLogprobs =
     "Write the log-probability of every token, computed on the shared trees; with --entropies and --top-k "
     "also entropies and the most likely tokens";

@@ -11,7 +11,6 @@
 #include "espalier/base/output.h"
 #include "espalier/base/units.h"
 #include "espalier/cli/commands/commands.h"
-#include "espalier/cli/commands/cuda_build.h"
 #include "espalier/measure/calibrate.h"
 #include "espalier/measure/device_options.h"
 #include "espalier/measure/kernel_check.h"
@@ -87,8 +86,8 @@ Json cuda_json(const CudaDriver& driver, const LibTorchCuda& torch, bool again) 
           {"libtorch_cuda", torch.found ? Json(torch.version.empty() ? "unknown" : torch.version) : Json()},
           {"driver", driver.found ? Json(driver.version.empty() ? "unknown" : driver.version) : Json()},
           {"driver_cuda", driver.found ? Json(cuda_version_text(driver.cuda)) : Json()},
-          {"nvcc", or_null(kNvcc)},
-          {"architectures", or_null(kCudaArchitectures)},
+          {"nvcc", or_null(ESPALIER_NVCC)},
+          {"architectures", or_null(ESPALIER_CUDA_ARCHITECTURES)},
           {"fault", or_null(fault)},
           {"devices", std::move(devices)}};
 }

@@ -39,7 +39,11 @@ void run_merge(const MergeArguments& flags) {
   note_carried_tensors(flags.model);
   const SourceModel source(flags.model);
   const Decoder decoder = load_decoder(flags.model, dtype);
-  const SavedAdapter saved = load_adapter(flags.adapter, decoder.config(), dtype);
+  const SavedAdapter saved = load_adapter(flags.adapter, decoder);
+  ESPALIER_CHECK(!decoder.config().tie_word_embeddings || saved.options.targets.back() != kHeadModule,
+                 "{}: expected no adapter of lm_head, received one: the head of this model is its embedding, "
+                 "which has no adapter",
+                 flags.adapter);
   const Decoder merged(decoder.config(), merged_weights(decoder.weights(), saved.adapter), decoder.buffers());
   PartialFolder folder(flags.out);
   source.save(merged, folder.path(), dtype);

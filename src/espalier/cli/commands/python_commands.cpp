@@ -105,15 +105,15 @@ Command command_of(const PythonCommand& python) {
 
 }  // namespace
 
-void start_processes(int64_t processes, const std::string& command, std::vector<std::string> arguments) {
+void start_processes(int64_t processes, std::vector<std::string> arguments) {
   const auto flag = std::ranges::find_if(arguments, [](const std::string& word) {
     return word == "--processes" || word.starts_with("--processes=");
   });
   if (flag != arguments.end()) arguments.erase(flag, flag + (flag->find('=') != std::string::npos ? 1 : 2));
-  exec_python({.name = command,
+  exec_python({.name = "train",
                .summary = "",
                .words = {"-m", "torch.distributed.run", "--standalone", "--nproc-per-node",
-                         std::to_string(processes), "-m", "espalier", command},
+                         std::to_string(processes), "-m", "espalier", "train"},
                .package = "torch"},
               arguments);
 }
@@ -190,6 +190,14 @@ Command serve_command() {
        .summary = "Serve the Tinker API on this machine, on trees: training and sampling of adapters",
        .words = {"-m", "espalier.server"},
        .package = "uvicorn"});
+}
+
+Command rerun_command() {
+  return command_of(
+      {.name = "rerun",
+       .summary = "Repeat a run in a new folder, or name what has changed since: data, model or program",
+       .words = {"-m", "espalier.commands.rerun"},
+       .package = "torch"});
 }
 
 Command completion_command(const std::deque<Command>* all) {

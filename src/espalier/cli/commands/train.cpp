@@ -11,7 +11,7 @@
 #include "espalier/base/output.h"
 #include "espalier/base/units.h"
 #include "espalier/cli/commands/commands.h"
-#include "espalier/cli/commands/rerun.h"
+#include "espalier/cli/commands/run_record.h"
 #include "espalier/cli/flags/data_flags.h"
 #include "espalier/cli/flags/mix_flags.h"
 #include "espalier/cli/flags/model_flags.h"
@@ -652,7 +652,7 @@ Command train_command(const std::function<std::string()>& version, const Group* 
       }};
   add_flags(&command.options, flags.get());
   command.hand_over = [flags](const std::vector<std::string>& arguments) {
-    if (flags->processes > 1) start_processes(flags->processes, "train", arguments);
+    if (flags->processes > 1) start_processes(flags->processes, arguments);
   };
   return command;
 }

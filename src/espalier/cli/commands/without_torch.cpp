@@ -30,10 +30,6 @@ Command train_command(const std::function<std::string()>&, const Group*) {
   return needs_libtorch("train", kSummaryOfTrain);
 }
 
-Command rerun_command(const std::function<std::string()>&, const Group*) {
-  return needs_libtorch("rerun", kSummaryOfRerun);
-}
-
 Command logprobs_command(const Group*) {
   return needs_libtorch("logprobs", kSummaryOfLogprobs);
 }

@@ -30,6 +30,9 @@ class NamedParameters {
   /// NAME.weight with NAME.bias and adapter, if they exist.
   accumulating::Projection projection(const std::string& name) const;
 
+  /// The adapter of a projection; undefined matrices if it has none.
+  accumulating::LowRank adapter(const std::string& name) const;
+
  private:
   const at::Tensor* find(std::span<const Parameter> parameters, const std::string& name) const;
 

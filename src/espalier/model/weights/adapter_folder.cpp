@@ -61,7 +61,7 @@ void check_is_lora(const Json& config, const std::string& file) {
 /// A PEFT configuration that fits the model, for messages.
 std::string how_to_fit(const ModelSpec& spec) {
   return fmt::format("LoraConfig(target_modules={}) makes one that fits",
-                     Json(target_names(spec, adaptable_maps(spec))).dump());
+                     Json(target_names(spec, adapted_maps(spec, {kAllLinear}))).dump());
 }
 
 /// Refuses target_parameters, by which PEFT adapts experts and routers (in some families also with
@@ -172,9 +172,25 @@ SavedAdapter load_adapter(const fs::path& folder, const DecoderConfig& config, a
       used.insert(name);
     }
   }
+  const std::string head = name_in_file(spec, kHeadModule) + ".base_layer.weight";
+  if (const TensorView* stored = file.find(head);
+      stored != nullptr && used.contains(name_in_file(spec, std::string(kHeadModule) + kLoraA))) {
+    saved.lm_head =
+        converted_tensor(*stored, file.path().string(), {spec.vocab_size, spec.hidden_size}, dtype, device);
+    used.insert(head);
+  }
   check_all_used(file, used, spec);
   ESPALIER_CHECK(!used.empty(), "{}: expected tensors of an adapter, received none", file.path().string());
   file.mapping()->check_whole();
+  return saved;
+}
+
+SavedAdapter load_adapter(const fs::path& folder, const Decoder& decoder) {
+  SavedAdapter saved = load_adapter(folder, decoder.config(), decoder.dtype(), decoder.device());
+  ESPALIER_CHECK(!saved.lm_head.defined() || saved.lm_head.equal(decoder.lm_head().weight),
+                 "{}: lm_head: expected the weight of the model beside its adapter, received another: the "
+                 "adapter was trained on another model",
+                 (folder / kAdapterWeightsFile).string());
   return saved;
 }
 
@@ -183,7 +199,7 @@ Decoder load_adapted(const fs::path& model, const fs::path& adapter, at::ScalarT
   Decoder decoder = load_decoder(model, dtype, device);
   if (adapter.empty()) return decoder;
   return Decoder(decoder.config(), decoder.weights(), decoder.buffers(),
-                 load_adapter(adapter, decoder.config(), dtype, device).adapter);
+                 load_adapter(adapter, decoder).adapter);
 }
 
 void check_no_dropout(const SavedAdapter& adapter, const fs::path& folder) {

@@ -22,6 +22,7 @@ inline constexpr const char* kAdapterWeightsFile = "adapter_model.safetensors";
 struct SavedAdapter {
   Adapter adapter;      // with the config of the file
   LoraOptions options;  // targets: full names of its maps
+  at::Tensor lm_head;   // the model's own, which PEFT saves beside an adapter of the head; may be undefined
 };
 
 /// Loads an adapter for a model in `dtype`. Throws InputError naming file and key or tensor if the config
@@ -30,6 +31,9 @@ struct SavedAdapter {
 /// tensor belongs to no map of the model, has another shape, or is missing; or if values are not finite.
 SavedAdapter load_adapter(const std::filesystem::path& folder, const DecoderConfig& config,
                           at::ScalarType dtype, at::Device device = at::kCPU);
+
+/// Loads an adapter for this decoder. Throws InputError also if the LM head in the file is not the decoder's.
+SavedAdapter load_adapter(const std::filesystem::path& folder, const Decoder& decoder);
 
 /// Loads the decoder of a model folder (model/weights/weights.h) with the adapter of a folder; "": none.
 Decoder load_adapted(const std::filesystem::path& model, const std::filesystem::path& adapter,

@@ -35,7 +35,8 @@ struct EdgeLogprobsSaved {
 using HeadGradients = std::tuple<at::Tensor, at::Tensor>;  // of hidden and weight
 
 /// Accumulates into the defined gradients. grad_hidden is in the accumulator dtype; grad_weight too, or
-/// zero-filled in the dtype of weight, in which case it is rounded once after all rows have been added.
+/// zero-filled in the dtype of weight, in which case it is rounded once after all rows have been added. It
+/// may have the last columns of the weight alone.
 using AddHeadGradients = void (*)(const EdgeLogprobsSaved& saved, const at::Tensor& grad_hidden,
                                   const at::Tensor& grad_weight);
 

@@ -31,6 +31,11 @@ LogitBlock block_of(int64_t num_rows, const EdgeLogprobsArguments& given);
 at::Tensor rows_of(const at::Tensor& tensor, const LogitRange& block);
 at::Tensor columns_of(const at::Tensor& tensor, const LogitRange& block);
 
+/// The last columns of a factor: those whose gradients are wanted.
+inline at::Tensor last_columns(const at::Tensor& factor, int64_t count) {
+  return factor.slice(1, factor.size(1) - count, factor.size(1));
+}
+
 /// The factors of a block of logits.
 struct HiddenAndHead {
   const at::Tensor &hidden, &weight;

@@ -285,7 +285,8 @@ void add_gradients(const detail::EdgeLogprobsSaved& saved, const at::Tensor& gra
     if (!grad_weight.defined()) return products.run();
     const at::Tensor place = grad_weight.slice(0, block.column_begin, block.column_end);
     if (block.row_begin == 0) head_grad = place.to(sum_dtype);
-    products.add(head_grad, logit_grad.t(), hidden.slice(0, block.row_begin, block.row_end));
+    products.add(head_grad, logit_grad.t(),
+                 detail::last_columns(hidden.slice(0, block.row_begin, block.row_end), head_grad.size(1)));
     products.run();
     if (block.row_end == num_rows && !head_grad.is_same(place)) place.copy_(head_grad);
   });

@@ -273,7 +273,7 @@ void add_gradients_of_products(const HiddenAndHead& given, const BlockGradients&
     if (!grad_weight.defined()) return;
     const at::Tensor place = columns_of(grad_weight, block);
     if (block.row_begin == 0) head_grad = place.to(sum_dtype);
-    add_product(head_grad, logit_grad.t(), hidden);
+    add_product(head_grad, logit_grad.t(), last_columns(hidden, head_grad.size(1)));
     if (block.row_end == num_rows && !head_grad.is_same(place)) place.copy_(head_grad);
   });
 }

@@ -76,9 +76,13 @@ at::Tensor detail::add_head_gradients(const EdgeLogprobsSaved& saved, const Tens
                                       AddHeadGradients add) {
   const at::Tensor &hidden = saved.given.hidden, &weight = saved.given.weight;
   check_edge_logprobs(saved.given);
+  const bool is_part =
+      grad_weight.defined() && grad_weight.dim() == 2 && grad_weight.sym_size(1) < weight.sym_size(1);
   check_if_defined(
       "edge_logprobs_backward_", "grad_weight", grad_weight,
-      {"[V, C]", weight.sym_sizes(), weight.options().dtype(accumulator_dtype(weight.scalar_type()))});
+      {"[V, C] or its last columns",
+       is_part ? c10::SymDimVector{weight.sym_size(0), grad_weight.sym_size(1)} : weight.sym_sizes(),
+       weight.options().dtype(accumulator_dtype(weight.scalar_type()))});
   const at::Tensor grad_hidden = zero_sums(hidden);
   add(saved, grad_hidden, grad_weight);
   return grad_hidden.to(hidden.scalar_type());

@@ -30,8 +30,9 @@ std::tuple<at::Tensor, at::Tensor> edge_logprobs_forward(const at::Tensor& hidde
                                                          const at::Tensor& edge_row,
                                                          const at::Tensor& edge_target);
 
-/// Returns the gradient of hidden, and adds that of weight to grad_weight [V, C] in place, which is float32
-/// (float64), or undefined to skip it. Registered as torch.ops.espalier.edge_logprobs_backward_.
+/// Returns the gradient of hidden, and adds that of weight, or of its last columns alone, to grad_weight
+/// [V, C or fewer] in place, which is float32 (float64), or undefined to skip it. Registered as
+/// torch.ops.espalier.edge_logprobs_backward_.
 at::Tensor edge_logprobs_backward(const at::Tensor& grad_logprobs, const at::Tensor& hidden,
                                   const at::Tensor& weight, const at::Tensor& edge_row,
                                   const at::Tensor& edge_target, const at::Tensor& lse,

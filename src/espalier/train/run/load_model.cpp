@@ -16,8 +16,8 @@
 namespace espalier {
 namespace {
 
-Adapter load_saved(const TrainOptions& options, const DecoderConfig& config) {
-  SavedAdapter saved = load_adapter(options.adapter, config, options.dtype, options.device);
+Adapter load_saved(const TrainOptions& options, const Decoder& decoder) {
+  SavedAdapter saved = load_adapter(options.adapter, decoder);
   check_no_dropout(saved, options.adapter);
   return std::move(saved.adapter);
 }
@@ -43,8 +43,7 @@ Decoder load_model(const TrainOptions& options) {
 }
 
 Decoder with_adapter(const Decoder& decoder, const TrainOptions& options) {
-  Adapter adapter =
-      options.lora ? make_new(options, decoder.config()) : load_saved(options, decoder.config());
+  Adapter adapter = options.lora ? make_new(options, decoder.config()) : load_saved(options, decoder);
   return Decoder(decoder.config(), decoder.weights(), decoder.buffers(), std::move(adapter));
 }
 

@@ -1,0 +1,128 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runs `espalier rerun`: python3 -m espalier.commands.rerun RUN --out DIR.
+
+It becomes `espalier train` with the flags of a run's config.toml, which compares rows, model and adapter with run.json.
+"""
+
+import argparse
+import itertools
+import json
+import os
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+from .. import __main__ as command
+from ..errors import InputError
+from .command import run_command
+from .command_line import ArgumentParser
+from .console import say
+
+DESCRIPTION = """\
+Repeats a run in a new folder, or names what has changed since: data, model or
+program.
+
+The flags are those of the run's config.toml, without --rescue-dir, --publish and
+--profile; rates and matrix products are those of its cost_model.json. Rows,
+model, adapter and this program are compared with its run.json: what has changed
+is named, and nothing is run. A run of several processes is repeated by as many.
+On a machine with the same instruction set and number of threads the checkpoints
+are the same to the bit.
+"""
+
+EPILOG = """\
+example:
+  espalier rerun runs/a --out runs/a-again
+
+exit codes: those of `espalier train`.
+"""
+
+NOT_REPEATED = ("out", "rescue-dir", "publish", "publish-every", "publish-command", "profile", "profile-step")
+
+
+def rerun_parser():
+    """All flags."""
+    parser = ArgumentParser(prog="espalier rerun", description=DESCRIPTION, epilog=EPILOG,
+                            formatter_class=argparse.RawDescriptionHelpFormatter)  # fmt: skip
+    parser.add_argument("run", type=Path, metavar="RUN", help="folder of the run to repeat")
+    parser.add_argument("-o", "--out", type=Path, required=True, metavar="DIR", help="folder of the new run")
+    parser.add_argument("--other-program", action="store_true",
+                        help="run even if version, commit, LibTorch or instruction set of the program differ; says what "
+                             "differs")  # fmt: skip
+    return parser
+
+
+def _record(run):
+    file = run / "run.json"
+    if not file.is_file():
+        raise InputError(f"{run}: expected a run, whose folder has run.json; found none (older versions wrote none)")
+    try:
+        record = json.loads(file.read_text(encoding="utf-8"))
+        return record["program"], record["folder"], record.get("processes", 1)  # older versions recorded no processes
+    except (ValueError, KeyError, TypeError):
+        raise InputError(f"{file}: expected program, folder and state of a run") from None
+
+
+def _check_program(before, now, may_differ):
+    """Names the first property of the program that differs."""
+    for was, received in itertools.zip_longest(before, now):
+        if was == received:
+            continue
+        was, received = ("none" if text is None else json.dumps(text, ensure_ascii=False) for text in (was, received))
+        made = f"the run was made by a program with {was}, this one has {received}"
+        if not may_differ:
+            raise InputError(f"{made}; use that one, or pass --other-program for a run that may differ in its last bits")
+        say(f"note: {made}")
+
+
+def _config_without(run, names):
+    """The path of a file without a name: the run's config.toml without these flags."""
+    values = tomllib.loads((run / "config.toml").read_text(encoding="utf-8"))
+    text = "".join(f"{key} = {json.dumps(value, ensure_ascii=False)}\n" for key, value in values.items() if key not in names)
+    file = os.memfd_create("config.toml", 0)  # open in the program that this process becomes
+    os.write(file, text.encode())
+    return f"/proc/self/fd/{file}"
+
+
+def train_arguments(arguments, version, processes):
+    """The arguments of `espalier train`, in the folder in which the run was started.
+
+    Args:
+        arguments: Of `espalier rerun`.
+        version: The text of --version.
+        processes: How many divide the work.
+
+    Raises:
+        InputError: The run cannot be repeated by this program or so many processes.
+    """
+    given = rerun_parser().parse_args(arguments)
+    run, out = given.run.absolute(), given.out.absolute()
+    program, folder, before = _record(run)
+    _check_program(program, version.splitlines(), given.other_program)
+    if before != processes:
+        raise InputError(f"the run was made by {before} process{'es' if before > 1 else ''}, this is one of {processes}: "
+                         "expected as many, or `espalier rerun`, which starts them")  # fmt: skip
+    mix = ["--mix", str(run / "mix.toml")] if (run / "mix.toml").exists() else []
+    config = _config_without(run, [*NOT_REPEATED, *(["mix"] if mix else [])])
+    try:
+        os.chdir(folder)
+    except OSError as error:
+        raise InputError(f"the folder in which the run was started, {folder}: {error.strerror}") from None
+    return ["train", "--config", config, "--out", str(out), "--repeats", str(run), *mix]
+
+
+def _run():
+    arguments = sys.argv[1:]
+    processes = _record(rerun_parser().parse_args(arguments).run)[2]
+    if processes > 1:
+        os.execv(sys.executable, [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node",
+                                  str(processes), "-m", "espalier", "rerun", *arguments])  # fmt: skip
+    program, variables = command.program()
+    environment = {**os.environ, **variables}
+    version = subprocess.check_output([program, "--version"], env=environment, text=True)
+    os.execve(program, [str(program), *train_arguments(arguments, version, processes)], environment)
+
+
+if __name__ == "__main__":
+    sys.exit(run_command("rerun", _run))
