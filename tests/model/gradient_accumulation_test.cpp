@@ -230,7 +230,7 @@ TEST(ParameterOps, SumBfloat16GradientsInFloat32) {
     for (const double scale : {1.0, 0x1p-10, 0x1p-10})
       torch::autograd::backward({given.ours(x, ours)}, {seed * scale});
     for (size_t i = 0; i < ours.size(); ++i) {
-      ASSERT_EQ(ours[i].grad().scalar_type(), at::kFloat);
+      ASSERT_EQ(ours[i].grad().scalar_type(), at::kFloat) << "parameter " << i;
       const at::Tensor expected = one_pass[i].grad() * (1 + 0x1p-9);
       EXPECT_LE(error(ours[i].grad(), expected), 0x1p-17 * expected.abs().max().item<double>());
     }

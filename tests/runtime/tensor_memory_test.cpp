@@ -274,12 +274,14 @@ TEST(TensorMemory, AdaptersAreBoundedToo) {
       for (const auto& names : targets) {
         const LoraOptions lora{.rank = 2, .alpha = 2, .targets = names};
         DecoderConfig config = measured_config(Family::kLlama);
-        if (names.front() == "lm_head") config.vocab_size = 8000;  // much of the memory
+        const bool has_head = names.front() == "lm_head";
+        if (has_head) config.vocab_size = 8000;  // so large that logits count, whose memory is a bound
         const Shares shares = run(tree, config, {Strategy::kPartition, 600, checkpoint}, dtype, {}, lora);
         std::printf("%s %s %s: measured / predicted peak %.3f\n", c10::toString(dtype),
                     espalier::to_string(checkpoint), names.front().c_str(), shares.share);
         EXPECT_LE(shares.share, 1.10) << dtype << espalier::to_string(checkpoint) << names.front();
-        EXPECT_GE(shares.share, 0.75) << dtype << espalier::to_string(checkpoint) << names.front();
+        EXPECT_GE(shares.share, has_head ? 0.5 : 0.75)
+            << dtype << espalier::to_string(checkpoint) << names.front();
       }
     }
   }

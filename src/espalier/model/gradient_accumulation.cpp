@@ -313,8 +313,8 @@ at::Tensor joined(const at::Tensor& weight, const OptionalTensor& lora_b) {
 /// product.
 at::Tensor joined(const at::Tensor& hidden, const LowRank& adapter) {
   if (!adapter.a.defined()) return hidden;
-  const at::Tensor inner = linear(hidden.to(adapter.a.scalar_type()), {adapter.a}) * adapter.scale;
-  return at::cat({hidden, inner.to(hidden.scalar_type())}, 1);
+  const at::Tensor inner = accumulating::linear(hidden.to(adapter.a.scalar_type()), Projection{adapter.a});
+  return at::cat({hidden, (inner * adapter.scale).to(hidden.scalar_type())}, 1);
 }
 
 OptionalTensor if_defined(const at::Tensor& tensor) {
