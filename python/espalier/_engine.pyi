@@ -115,7 +115,7 @@ def prove_kernels(index: int) -> bool:
 
 def run_on_rank(arguments: Sequence[str], process_group: str, version: str) -> int:
     """
-    Runs `espalier train` or `espalier rerun`, with its name first, as a rank of a process group, by its name. Returns the exit status. version: the text of --version.
+    Runs `espalier train` or another command, with its name first, as a rank of a process group, by its name. Returns the exit status. version: the text of --version.
     """
 
 def fail_ranks(message: str) -> None:

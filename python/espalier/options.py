@@ -90,7 +90,8 @@ class LoraConfig(Options):
             nor optimiser state. Checkpoints are then PEFT folders.
         lora_alpha: Scale of adapters: their output is multiplied by this over the rank (default: the rank).
         lora_targets: Linear maps with adapters: comma-separated names, such as q_proj,v_proj, or all-linear. A name selects
-            all maps whose names end with it. Routers and experts have none. Or a list of names.
+            all maps whose names end with it. Routers and experts have none; the LM head has one only where lm_head is named.
+            Or a list of names.
         lora_rslora: Divide by the square root of the rank instead (rsLoRA).
         adapter: Continue training this adapter, a PEFT folder or a checkpoint, instead of a new one.
         seed: Seed of new adapters.

@@ -93,7 +93,7 @@ bool opens_mixer(std::string_view name) {
 ModelCost with_adapters(ModelCost cost, const ModelSpec& spec, const LoraOptions& lora) {
   cost.frozen = true;
   const std::vector<LinearMap> maps = adapted_maps(spec, lora.targets);
-  if (maps.back().name == kHeadModule) cost.head_rank = lora.rank;
+  if (!maps.empty() && maps.back().name == kHeadModule) cost.head_rank = lora.rank;
   for (size_t i = 0; i < spec.layers.size(); ++i) {
     LayerCost& layer = cost.layers.at(i);
     const std::string prefix = layer_prefix(spec, static_cast<int64_t>(i));
