@@ -13,8 +13,8 @@ import sys
 import tomllib
 from pathlib import Path
 
-from .. import __main__ as command
 from ..errors import InputError
+from ..program import program
 from .command import run_command
 from .command_line import ArgumentParser
 from .console import say
@@ -98,8 +98,8 @@ def train_arguments(arguments, version, processes):
     """
     given = rerun_parser().parse_args(arguments)
     run, out = given.run.absolute(), given.out.absolute()
-    program, folder, before = _record(run)
-    _check_program(program, version.splitlines(), given.other_program)
+    made_by, folder, before = _record(run)
+    _check_program(made_by, version.splitlines(), given.other_program)
     if before != processes:
         raise InputError(f"the run was made by {before} process{'es' if before > 1 else ''}, this is one of {processes}: "
                          "expected as many, or `espalier rerun`, which starts them")  # fmt: skip
@@ -118,10 +118,10 @@ def _run():
     if processes > 1:
         os.execv(sys.executable, [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node",
                                   str(processes), "-m", "espalier", "rerun", *arguments])  # fmt: skip
-    program, variables = command.program()
+    path, variables = program()
     environment = {**os.environ, **variables}
-    version = subprocess.check_output([program, "--version"], env=environment, text=True)
-    os.execve(program, [str(program), *train_arguments(arguments, version, processes)], environment)
+    version = subprocess.check_output([path, "--version"], env=environment, text=True)
+    os.execve(path, [str(path), *train_arguments(arguments, version, processes)], environment)
 
 
 if __name__ == "__main__":
