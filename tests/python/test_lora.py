@@ -31,7 +31,7 @@ TARGETS = {
     "phi3-window": "all-linear",
     "gemma2": ["q_proj", "k_proj", "up_proj", "lm_head"],  # whose logits have a softcap
     "gemma3_text": ["v_proj", "gate_proj", "down_proj"],
-    "mixtral": ["lm_head"],
+    "mixtral": ["q_proj", "v_proj", "lm_head"],
     "ernie4_5-biases": ["k_proj", "up_proj"],
     "deepseek_v3": ["q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj", "o_proj"],
     "nemotron_h": ["in_proj", "q_proj", "o_proj", "mixer.up_proj", "shared_experts.down_proj", "lm_head"],

@@ -87,7 +87,8 @@ void check_new_folder(const std::filesystem::path& folder);
 
 /// A folder ".NAME.TAG.partial" (base/temporaries.h: process_tag) beside `final_path`, or in it if that is an
 /// empty folder: it may be a mount point, which nothing can replace. The constructor creates the parents of
-/// `final_path`, the caller creates the folder. Unless it was committed, the destructor removes all of them.
+/// `final_path`, the caller creates the folder. Unless it was committed, the destructor removes all of them
+/// that have no other files.
 class PartialFolder {
  public:
   explicit PartialFolder(const std::filesystem::path& final_path);

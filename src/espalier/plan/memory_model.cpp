@@ -174,12 +174,13 @@ double head_bytes(const MemoryModel& model, const Load& load, const WeightGradie
   const double logits = std::min(real(model.logit_block_bytes), rows * vocabulary * sum);
   const double product =
       std::min(vocabulary, logits / (rows * sum)) * hidden * (gradients.temporary + gradients.packed);
-  const double head_gradient = model.cost.frozen ? 0 : real(model.head_gradient_bytes);
-  const double composed = vocabulary * hidden * (head_gradient + real(model.head_upcast_bytes));
-  const double rank = real(model.cost.head_rank);  // the factors of the logits are joined ones
-  const double adapter = rank == 0 ? 0
-                                   : (vocabulary + 2 * rows) * (hidden + rank) * element +
-                                         rank * (vocabulary + hidden) * gradients.adapter_sum;
+  const double rank = real(model.cost.head_rank);
+  const double head_gradient = model.cost.frozen && rank == 0 ? 0 : real(model.head_gradient_bytes);
+  const double composed = vocabulary * (hidden + rank) * (head_gradient + real(model.head_upcast_bytes));
+  // With an adapter both factors of the logits are joined ones.
+  const double joined = std::max(element, real(model.head_upcast_bytes));
+  const double factors = rank > 0 ? (vocabulary + 2 * rows) * (hidden + rank) * joined : 0;
+  const double adapter = factors + rank * (vocabulary + hidden) * gradients.adapter_sum;
   return gradients.embedding + product + composed + real(model.logit_blocks) * logits +
          rows * hidden * (sum + upcast + element) + adapter;
 }

@@ -25,12 +25,12 @@ const at::Tensor& NamedParameters::at(const std::string& name) const {
 accumulating::Projection NamedParameters::projection(const std::string& name) const {
   accumulating::Projection projection{at(name + ".weight")};
   if (const at::Tensor* bias = find(parameters_, name + ".bias")) projection.bias = *bias;
-  if (adapter_ != nullptr) projection.adapter = adapter(name);
+  projection.adapter = adapter(name);
   return projection;
 }
 
 accumulating::LowRank NamedParameters::adapter(const std::string& name) const {
-  const at::Tensor* a = find(adapter_->parameters, name + kLoraA);
+  const at::Tensor* a = adapter_ == nullptr ? nullptr : find(adapter_->parameters, name + kLoraA);
   if (a == nullptr) return {};
   const at::Tensor* b = find(adapter_->parameters, name + kLoraB);
   ESPALIER_ASSERT(b != nullptr);
