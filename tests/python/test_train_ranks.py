@@ -265,7 +265,7 @@ def test_a_run_is_repeated_by_as_many_ranks_alone(found, folder):
     statuses, outputs = found["rerun by three"]
     assert statuses == [1, 1, 1]
     for output in outputs:
-        assert "the run was made by 2 processes, this is one of 3: expected as many" in output, outputs
+        assert "the run was made with --processes 2, this one has 3: expected as many" in output, outputs
     assert not (folder / "rerun/metrics.jsonl").exists()
 
 

@@ -59,9 +59,11 @@ def _record(run):
         raise InputError(f"{run}: expected a run, whose folder has run.json; found none (older versions wrote none)")
     try:
         record = json.loads(file.read_text(encoding="utf-8"))
-        return record["program"], record["folder"], record.get("processes", 1)  # older versions recorded no processes
-    except (ValueError, KeyError, TypeError):
-        raise InputError(f"{file}: expected program, folder and state of a run") from None
+        if record["state"].keys():
+            return record["program"], record["folder"], record.get("processes", 1)  # older versions recorded no processes
+    except (ValueError, KeyError, TypeError, AttributeError):
+        pass
+    raise InputError(f"{file}: expected program, folder and state of a run")
 
 
 def _check_program(before, now, may_differ):
@@ -70,10 +72,10 @@ def _check_program(before, now, may_differ):
         if was == received:
             continue
         was, received = ("none" if text is None else json.dumps(text, ensure_ascii=False) for text in (was, received))
-        made = f"the run was made by a program with {was}, this one has {received}"
         if not may_differ:
-            raise InputError(f"{made}; use that one, or pass --other-program for a run that may differ in its last bits")
-        say(f"note: {made}")
+            raise InputError(f"the run was made by a program with {was}, this one has {received}; use that one, or pass "
+                             "--other-program for a run that may differ in its last bits")  # fmt: skip
+        say(f"note: the run was made by a program with {was}, this one has {received}")
 
 
 def _config_without(run, names):
@@ -101,7 +103,7 @@ def train_arguments(arguments, version, processes):
     made_by, folder, before = _record(run)
     _check_program(made_by, version.splitlines(), given.other_program)
     if before != processes:
-        raise InputError(f"the run was made by {before} process{'es' if before > 1 else ''}, this is one of {processes}: "
+        raise InputError(f"the run was made with --processes {before}, this one has {processes}: "
                          "expected as many, or `espalier rerun`, which starts them")  # fmt: skip
     mix = ["--mix", str(run / "mix.toml")] if (run / "mix.toml").exists() else []
     config = _config_without(run, [*NOT_REPEATED, *(["mix"] if mix else [])])

@@ -80,7 +80,10 @@ void sweep_once(const fs::path& folder) {
   if (!error && swept.insert(absolute).second) sweep_temporaries(absolute);
 }
 
-constexpr char kNotNew[] = "{}: expected a new or empty folder, received one with files in it";
+void check_is_free(bool is_free, const fs::path& folder) {
+  ESPALIER_CHECK(is_free, "{}: expected a new or empty folder, received one with files in it",
+                 folder.string());
+}
 
 constexpr size_t kMaxWaitingBytes = size_t{16} << 20;
 
@@ -222,7 +225,7 @@ void check_new_folder(const fs::path& folder) {
   std::error_code error;
   const bool is_free =
       !fs::exists(folder, error) || (fs::is_directory(folder, error) && fs::is_empty(folder, error));
-  ESPALIER_CHECK(is_free, kNotNew, folder.string());
+  check_is_free(is_free, folder);
 }
 
 PartialFolder::PartialFolder(const fs::path& final_path)
@@ -255,7 +258,7 @@ void PartialFolder::commit() {
     std::vector<fs::path> written;
     for (const auto& entry : fs::directory_iterator(path_)) written.push_back(entry.path());
     for (const auto& entry : fs::directory_iterator(final_path_)) {
-      ESPALIER_CHECK(entry.path() == path_, kNotNew, final_path_.string());
+      check_is_free(entry.path() == path_, final_path_);
     }
     for (size_t i = 0; i < written.size() && !error; ++i) {
       fs::rename(written[i], final_path_ / written[i].filename(), error);

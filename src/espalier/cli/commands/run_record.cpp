@@ -30,9 +30,7 @@ RunFile run_record(const RunStart& start, const std::string& repeats, const std:
   if (!repeats.empty()) {
     const std::filesystem::path file = std::filesystem::path(repeats) / kRunFile;
     const auto before = read_json_file<nlohmann::ordered_json>(file);
-    ESPALIER_CHECK(before.is_object() && before.contains("state"), "{}: expected the state of a run",
-                   file.string());
-    check_repeats(state_from_json(before["state"], file.string()), state, start.options);
+    check_repeats(state_from_json(before.at("state"), file.string()), state, start.options);
   }
   const nlohmann::ordered_json record = {{"program", lines_of(version)},
                                          {"processes", start.options.group->size()},
