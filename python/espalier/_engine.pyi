@@ -63,11 +63,11 @@ class Engine:
         """
 
     def sampling(self, options: Sequence[tuple[str, str]]) -> Sampling:
-        """Begins to sample with the weights in use, without prompts."""
+        """Begins to sample, without prompts."""
 
     def add(self, sampling: Sampling, first: int, rows: espalier._core.Trajectories, of_rows: Sequence[Sequence[tuple[str, str]]]) -> None:
         """
-        Whole rows as prompts, each with its options, numbered from `first` on.
+        Whole rows as prompts of the weights in use, each with its options, numbered from `first` on.
         """
 
     def sample_on(self, sampling: Sampling, watch: object | None) -> list:

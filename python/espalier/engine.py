@@ -418,7 +418,7 @@ class Engine:
         return [rows[number] for number in range(len(rows))]
 
     def sampling(self, *, batch_size: int | None = None, token_budget: int | None = None) -> Sampling:
-        """Samples prompts that come while others are sampled, with the weights in use now: continuous batching.
+        """Samples prompts that come while others are sampled: continuous batching, also of several adapters.
 
         With a process group each rank samples what it is given.
 

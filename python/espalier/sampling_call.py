@@ -105,8 +105,9 @@ class Completion(NamedTuple):
 class Sampling:
     """Prompts whose completions are sampled side by side. They join and leave between tokens. Made by `Engine.sampling`.
 
-    It samples with the weights that were in use when it was made, whatever is in use now. The engine can do other things
-    between its steps; where these change its weights, it can no longer be used.
+    Each prompt is sampled with the weights that were in use when it was added, whatever is in use now. Prompts of different
+    adapters share the products with the engine's weights. The engine can do other things between the steps; where these change
+    the weights of a prompt, the sampling can no longer be used.
 
     Args:
         engine: What samples.

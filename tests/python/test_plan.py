@@ -4,6 +4,7 @@
 import json
 import math
 import re
+import sys
 
 import pytest
 from safetensors.numpy import load_file
@@ -211,6 +212,19 @@ def test_what_several_processes_take(espalier, model, data):
     for wrong in (["--ranks", 4, "--link-bandwidth", 0], ["--link-bandwidth", 2]):
         failed = espalier("plan", "--data", data, "--model", model, *wrong, check=False)
         assert failed.returncode != 0 and "--link-bandwidth" in failed.stderr
+
+
+def test_what_a_process_of_several_takes_is_at_most_the_plan_of_its_rank(espalier, tmp_path, model):
+    """The control is the plan of one process, whose optimiser state is not divided."""
+    data, out = tmp_path / "rows.jsonl", tmp_path / "run"
+    espalier("synth", "--out", data, "--trees", 6, "--depth", 4, "--branching", 3, "--vocab-size", 60, "--node-length", 12)
+    flags = ["--data", data, "--model", model, "--no-calibration", "--token-budget", 500]
+    peaks = [[rank["predicted_peak_bytes"] for rank in planned(espalier, *flags, "--ranks", ranks)[0]["distribution"]["ranks"]]
+             for ranks in (1, 2)]  # fmt: skip
+    variables = {"ESPALIER_PYTHON": sys.executable, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    espalier("train", *flags, "--out", out, "--steps", 2, "--processes", 2, variables=variables)
+    measured = [json.loads(line)["peak_tensor_bytes"] for line in (out / "metrics.jsonl").read_text().splitlines()]
+    assert len(measured) == 2 and 0.7 * peaks[1][0] < max(measured) <= peaks[1][0] < peaks[0][0], (measured, peaks)
 
 
 def test_ranks_have_to_be_a_number_of_processes(espalier, data):

@@ -124,32 +124,48 @@ def test_other_weights_have_other_prefixes(folder, tmp_path, change):
     assert kept.sampling_counts["kept_prompt_tokens"] == counts + 4  # the same weights find theirs
 
 
-@pytest.mark.parametrize("kind", ["qwen3", "qwen3_5"])
-def test_prompts_that_join_are_as_if_alone(espalier, tmp_path, kind):
-    engine = engine_of(init_model(espalier, tmp_path, kind), prefix_cache="1MiB")
+def adapters_of(engine, folder):
+    """No adapter; one of all maps with the head, and one of a few, both trained; and engines that have each alone."""
+    alone, used = [engine_of(engine._path, dtype=engine._options["dtype"])], [None]
+    for number, lora in enumerate([{"lora_rank": 2, "lora_targets": ["all-linear", "lm_head"]}, {"lora_rank": 3, "lora_targets": ["o_proj"]}]):
+        used.append(engine.new_adapter(**lora, lora_alpha=16, seed=number))
+        engine.use(used[-1])
+        engine.forward_backward(random_rows(61 + number, "sft"))
+        engine.optim_step(learning_rate=0.1)
+        engine.save(folder / f"adapter-{number}")
+        alone.append(engine_of(engine._path, adapter=folder / f"adapter-{number}", dtype=engine._options["dtype"]))
+    return used, alone
+
+
+@pytest.mark.parametrize("kind, dtype, exact",
+                         [*((kind, "float64", EXACT) for kind in ("qwen3", "qwen3_5", "phi3", "gemma2", "nemotron_h")), ("qwen3", "float32", 1e-3)])
+def test_prompts_that_join_are_as_if_alone(espalier, tmp_path, kind, dtype, exact):
+    """Of several adapters, side by side. In float32 products take weights in a form of their own."""
+    engine = engine_of(init_model(espalier, tmp_path, kind), prefix_cache="1MiB", adapters=True, dtype=dtype)
+    used, alone = adapters_of(engine, tmp_path)
     draw = np.random.default_rng(seed_of(72))
     prompts = [[*([5, 6, 7, 8] if draw.random() < 0.7 else []), *draw.integers(0, WORDS, draw.integers(1, 9)).tolist()]
                for _ in range(10)]  # fmt: skip
     params = [package.SamplingParams(samples=int(draw.integers(1, 3)), max_new_tokens=int(draw.integers(1, 12)), seed=seed, stop_ids=[7],
                                      temperature=float(draw.choice([0.0, 1.0]))) for seed in range(10)]  # fmt: skip
+    weights = draw.permutation([0, 0, 1, 1, 1, 1, 2, 2, 2, 2])
     sampling, done, seen, waiting = engine.sampling(batch_size=6), [], set(), list(range(10))
-    other = engine.new_adapter(lora_rank=2)
     while waiting or not sampling.is_idle:
         if waiting and draw.random() < 0.4:
             number = waiting.pop(0)
+            engine.use(used[weights[number]])
             assert sampling.add([prompts[number]], [params[number]]) == [number]
         together = set()
         done += sampling.step(lambda tokens: together.update(tokens[:, 0].tolist()))
-        seen.add(len(together))
-        engine.use(None if draw.random() < 0.5 else other)  # it goes on with its own weights
-    assert max(seen) > 2
-    engine.use(None)
+        seen.add((len(together), len(set(weights[list(together)]))))
+        engine.use(used[draw.integers(3)])  # each goes on with its own weights
+    assert max(seen)[0] > 2 and max(kinds for _, kinds in seen) == 3
     found = {(each.prompt, each.sample): each for each in done}
     for number, (prompt, given) in enumerate(zip(prompts, params)):
-        for sample, row in enumerate(engine_of(engine._path).sample([prompt], given)):
+        for sample, row in enumerate(alone[weights[number]].sample([prompt], given)):
             completion = found.pop((number, sample))
             assert completion.tokens.tolist() == row["input_ids"][len(prompt) :].tolist()
-            assert np.abs(completion.logprobs - row["logprobs"][len(prompt) :]).max() < EXACT
+            assert np.abs(completion.logprobs - row["logprobs"][len(prompt) :]).max() < exact
             assert completion.is_stopped == (completion.tokens[-1] == 7)
             assert 0 <= completion.kept_tokens <= len(prompt)
     assert not found

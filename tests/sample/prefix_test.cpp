@@ -179,8 +179,10 @@ TEST_P(PrefixesOfFamily, AreSharedWithPromptsThatJoin) {
 INSTANTIATE_TEST_SUITE_P(Families, PrefixesOfFamily, ::testing::ValuesIn(kFamilies),
                          [](const auto& info) { return to_string(info.param); });
 
-int64_t encoded_of(const Decoder& decoder, const SamplingMemory& memory, const Tokens& prompt) {
-  return sample(decoder, from_rows({prompt}), {.max_new_tokens = 1}, {}, memory).encoded_prompt_tokens;
+int64_t encoded_of(const Decoder& decoder, const SamplingMemory& memory, const Tokens& prompt,
+                   const SampledWeights& weights = {}) {
+  return sample(decoder, from_rows({prompt}), {.max_new_tokens = 1}, {}, memory, alone(), weights)
+      .encoded_prompt_tokens;
 }
 
 TEST(Prefixes, ThatWereNotUsedForTheLongestTimeGoFirst) {
@@ -205,11 +207,10 @@ TEST(Prefixes, ThatWereNotUsedForTheLongestTimeGoFirst) {
 TEST(Prefixes, OfOtherWeightsAreNotFound) {
   const Decoder decoder = tiny_decoder(tiny_config(Family::kLlama, kTokens), 3);
   const Tokens prompt{1, 2, 3, 4};
-  SamplingMemory memory = memory_of(decoder, kLarge);
-  const SamplingMemory first{memory.tree, memory.tree->root(1)}, second{memory.tree, memory.tree->root(2)};
-  EXPECT_EQ(encoded_of(decoder, first, prompt), 4);
-  EXPECT_EQ(encoded_of(decoder, first, prompt), 0);
-  EXPECT_EQ(encoded_of(decoder, second, prompt), 4);
+  const SamplingMemory memory = memory_of(decoder, kLarge);
+  EXPECT_EQ(encoded_of(decoder, memory, prompt, {.number = 1}), 4);
+  EXPECT_EQ(encoded_of(decoder, memory, prompt, {.number = 1}), 0);
+  EXPECT_EQ(encoded_of(decoder, memory, prompt, {.number = 2}), 4);
 }
 
 TEST(Prefixes, OfManyNodesAreDroppedWithoutRecursion) {

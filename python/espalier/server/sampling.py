@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Samplers: what clients ask of the weights that they saved, or of the base.
 
-Requests of one set of weights are sampled side by side; they join and leave between tokens (espalier.Sampling). Prefixes that
-their prompts share are encoded once, for all samples of all of them, and kept for later ones. Each has the tokens that it
-would have alone, so a `seed` gives the same tokens whatever else is asked.
+All requests are sampled side by side; they join and leave between tokens (espalier.Sampling). Those of different adapters share
+the products with the weights of the base. Prefixes that prompts of one adapter share are encoded once, for all samples of all of
+them, and kept for later ones. Each has the tokens that it would have alone, so a `seed` gives the same tokens whatever else is
+asked.
 """
 
 import secrets
@@ -41,6 +42,7 @@ class Request:
     weights: Weights
     sequence_ids: list[str]
     targets: NDArray[np.int64] | None = None  # [len(prompt) - 1, K], -1: none
+    adapter: espalier.Adapter | None = None  # once it joins; stays, though it be dropped or lie on disk meanwhile
     sequences: dict[int, "Sequence"] = field(default_factory=dict)  # by number
     kept_tokens: int = 0  # of the prompt: were not encoded for it
     prompt_logprobs: NDArray[np.floating[Any]] | None = None  # nan for the first token
@@ -112,19 +114,19 @@ class Samplers:
         self._record = record
         self._tokenizer = tokenizer
         self._waiting: list[Request] = []
-        self._open: dict[Adapter | None, _Open] = {}  # by weights; those that sample
+        self._open: _Open | None = None  # while something is sampled
         self._counted: dict[str, int] = {}
 
     def submit(self, request: Request) -> None:
         """Raises Refused where too many wait."""
-        if len(self._waiting) + sum(len(each.requests) for each in list(self._open.values())) >= MAX_WAITING:
+        if len(self._waiting) + len(self._going_on()) >= MAX_WAITING:
             raise Refused(f"expected at most {MAX_WAITING} waiting requests to samplers, received one more", 429)
         self._waiting.append(request)
         self.base.wake()
 
     def cancel(self, request_id: str) -> None:
         """Drops a request; one that is sampled ends with its next token."""
-        for request in [*self._waiting, *(each for one in list(self._open.values()) for each in list(one.requests.values()))]:
+        for request in [*self._waiting, *self._going_on()]:
             if request.future.request_id == request_id:
                 self._futures.finish(request.future, Failure("cancelled by the client", "user"))
         self._waiting = [request for request in self._waiting if request.future.payload is None]
@@ -136,10 +138,14 @@ class Samplers:
             taken, self._waiting = self._waiting, taken
         return _Job(self, taken) if taken or self._open else None
 
+    def _going_on(self) -> "list[Request]":
+        joined = self._open
+        return [] if joined is None else list(joined.requests.values())
+
     @property
     def has_begun(self) -> bool:
         """Whether requests are sampled."""
-        return bool(self._open)
+        return self._open is not None
 
     def count(self) -> None:
         """What the engine has done since the last time."""
@@ -173,20 +179,19 @@ class _Job:
                 self._done += _failed([request], failure_of(error))
         for weights, requests in by_weights.items():
             try:
-                if weights not in samplers._open:
-                    samplers._open[weights] = _Open(samplers, weights)
-                samplers._open[weights].add(requests)
+                if samplers._open is None:
+                    samplers._open = _Open(samplers)
+                samplers._open.add(weights, requests)
             except Exception as error:
                 self._done += _failed(requests, failure_of(error))
 
     def _go_on(self) -> None:
         samplers = self._samplers
         until = time.monotonic() + SLICE_SECONDS
-        while samplers._open:
-            for weights, each in list(samplers._open.items()):
-                self._done += each.step()
-                if not each.requests:
-                    del samplers._open[weights]
+        while samplers._open is not None:
+            self._done += samplers._open.step()
+            if not samplers._open.requests:
+                samplers._open = None
             if self._done or samplers._waiting or time.monotonic() >= until:
                 break
 
@@ -204,24 +209,19 @@ class _Job:
 
 
 class _Open:
-    """Requests that are sampled side by side, from one set of weights: as they were when the first of them began.
+    """Requests that are sampled side by side."""
 
-    Raises:
-        InputError: The adapter is no more.
-    """
-
-    def __init__(self, samplers: Samplers, weights: Adapter | None) -> None:
+    def __init__(self, samplers: Samplers) -> None:
         self.requests: dict[int, Request] = {}  # by number of the prompt
         self._samplers = samplers
         self._engine = samplers.base.engine
-        samplers.base.use(weights)
-        self._weights = self._engine.adapter  # stays, though its adapter be dropped or lie on disk meanwhile
         self._sampling = self._engine.sampling()
         self._texts = StopTexts(samplers._tokenizer)
 
-    def add(self, requests: list[Request]) -> None:
-        """They join. Their prompts are scored in one call, in which prefixes that they share are encoded once."""
-        self._engine.use(self._weights)
+    def add(self, weights: Adapter | None, requests: list[Request]) -> None:
+        """They join. Their prompts are scored in one call, in which prefixes that they share are encoded once. Raises InputError
+        where the adapter is no more."""
+        self._samplers.base.use(weights)
         asking = [request for request in requests if request.sample.prompt_logprobs]
         longer = [request.prompt for request in asking if len(request.prompt) > 1]
         scored = iter(self._engine.logprobs(longer) if longer else [])
@@ -232,6 +232,7 @@ class _Open:
         params = [request.params(self._samplers.base.stop_ids) for request in requests]
         for number, request in zip(self._sampling.add([request.prompt for request in requests], params), requests, strict=True):
             self.requests[number] = request
+            request.adapter = self._engine.adapter
             if texts := request.stop_texts():
                 self._texts.add(number, texts)
 
@@ -263,7 +264,7 @@ class _Open:
         return [end or self.requests[prompt].future.payload is not None for end, prompt in zip(ended, new[:, 0].tolist())]
 
     def _response(self, request: Request) -> bytes:
-        self._engine.use(self._weights)
+        self._engine.use(request.adapter)
         message = schema.SampleResponse(prompt_cache_hit_tokens=request.kept_tokens)
         sequences = [request.sequences[number] for number in range(request.sample.num_samples)]
         for sequence in sequences:

@@ -2,7 +2,6 @@
 // espalier: trains language models on trees of tokens.
 #include <cstdlib>
 
-#include "espalier/base/mapped_file_guard.h"
 #include "espalier/base/printable.h"
 #include "espalier/cli/program.h"
 #include "espalier/cli/signals.h"
@@ -13,7 +12,6 @@
 int main(int argc, char** argv) {
   using namespace espalier;
   cli::prepare_process();
-  guard_mapped_files();
   count_tensor_memory();
   reuse_freed_memory();
   check_kernels_by_this_program();

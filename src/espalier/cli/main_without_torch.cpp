@@ -4,7 +4,6 @@
 #include <new>
 #include <string>
 
-#include "espalier/base/mapped_file_guard.h"
 #include "espalier/base/printable.h"
 #include "espalier/cli/program.h"
 #include "espalier/cli/signals.h"
@@ -13,7 +12,6 @@
 int main(int argc, char** argv) {
   using namespace espalier;
   cli::prepare_process();
-  guard_mapped_files();
   return cli::run_program(argc, argv, [](const std::exception& error) {
     const bool memory = dynamic_cast<const std::bad_alloc*>(&error) != nullptr;
     return memory ? printable(out_of_memory_text()) : printable_lines(error.what());

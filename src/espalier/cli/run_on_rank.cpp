@@ -13,6 +13,7 @@
 #include "espalier/distributed/group.h"
 #include "espalier/distributed/process_group.h"
 #include "espalier/runtime/out_of_memory.h"
+#include "espalier/runtime/tensor_memory.h"
 
 namespace espalier::cli {
 namespace {
@@ -42,7 +43,8 @@ int run_on_rank(const std::vector<std::string>& arguments, const std::string& pr
   const std::unique_ptr<Group> group = espalier::process_group(process_group);
   if (!group->is_first()) silence_output();
   prepare_process();
-  guard_mapped_files();
+  count_tensor_memory();
+  reuse_freed_memory();
   try {
     return run(arguments, *group, version);
   } catch (const UsageError& error) {

@@ -11,6 +11,7 @@
 #include <ctime>
 #include <string_view>
 
+#include "espalier/base/mapped_file_guard.h"
 #include "espalier/base/output.h"
 #include "espalier/base/temporaries.h"
 
@@ -95,6 +96,7 @@ void open_standard_streams() {
 }  // namespace
 
 void prepare_process() {
+  guard_mapped_files();
   open_standard_streams();
   original_pipe = action_of(SIGPIPE);
   original_file_size = action_of(SIGXFSZ);

@@ -204,6 +204,19 @@ Decoder::Decoder(DecoderConfig config, std::vector<Parameter> parameters, std::v
   for (RotaryFrequencies& rope : ropes_) rope.inverse = rope.inverse.to(embed_tokens_.device());
 }
 
+accumulating::AdapterMapsPtr Decoder::adapter_maps() const {
+  if (!has_adapter()) return nullptr;
+  const NamedParameters all(weights_, "", adapter_);
+  auto maps = std::make_shared<accumulating::AdapterMaps>();
+  for (size_t i = 0; i < adapter_.parameters.size(); i += 2) {
+    const std::string& a = adapter_.parameters[i].name;
+    const std::string map = a.substr(0, a.size() - std::string_view(kLoraA).size());
+    const at::Tensor& weight = map == kHeadModule ? lm_head_.weight : all.at(map + ".weight");
+    maps->emplace(weight.const_data_ptr(), all.adapter(map));
+  }
+  return maps;
+}
+
 void Decoder::freeze() {
   set_frozen(weights_);
   set_frozen(adapter_.parameters);

@@ -14,6 +14,7 @@
 #include "espalier/model/layers/mixers.h"
 #include "espalier/model/layers/mlps.h"
 #include "espalier/model/model.h"
+#include "espalier/model/row_adapters.h"
 
 namespace espalier {
 
@@ -63,6 +64,9 @@ class Decoder : public Model {
   const std::vector<Parameter>& buffers() const { return buffers_; }
   bool has_adapter() const { return !adapter_.parameters.empty(); }
   const Adapter& adapter() const { return adapter_; }
+  /// The adapter's matrices, for passes of another decoder of these weights (row_adapters.h); null without
+  /// one.
+  accumulating::AdapterMapsPtr adapter_maps() const;
   /// Disables the gradient of `embed` for the row of pad_token_id, as Transformers does. A tied LM head still
   /// contributes. No effect if the config has no pad_token_id.
   void freeze_pad_embedding() { config_.freeze_pad_embedding = true; }

@@ -11,6 +11,7 @@
 #include <optional>
 #include <tuple>
 
+#include "espalier/model/row_adapters.h"
 #include "espalier/ops/checks.h"
 #include "espalier/ops/edge_logprobs/arguments.h"
 #include "espalier/ops/edge_logprobs/edge_logprobs.h"
@@ -57,6 +58,21 @@ at::Tensor affine(const at::Tensor& x, const at::Tensor& weight, const at::Tenso
   return detail::affine(x, operand_of(weight), bias);
 }
 
+/// x weight^T + bias in the dtype of sums, with what the adapters of rows add (RowAdapters).
+at::Tensor unrounded_affine(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias) {
+  const detail::PreparedWeight* ready = prepared(weight);
+  at::Tensor output =
+      ready != nullptr ? ready->unrounded(x) : detail::unrounded_product(x, operand_of(weight).t());
+  if (bias.defined()) output.add_(bias);
+  if (const RowAdapters* rows = RowAdapterScope::find()) rows->add_to(output, x, weight);
+  return output;
+}
+
+bool has_row_adapters(const at::Tensor& weight) {
+  const RowAdapters* rows = RowAdapterScope::find();
+  return rows != nullptr && rows->has(weight);
+}
+
 /// The same of a weight [K, N].
 at::Tensor affine_of_stacked(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias) {
   if (const detail::PreparedWeight* ready = prepared(weight.t())) return ready->affine(x, bias);
@@ -101,12 +117,11 @@ class Linears : public Function<Linears> {
     variable_list outputs, inner(count);
     for (size_t i = 0; i < count; ++i) {
       const at::Tensor bias = places.bias[i] < 0 ? at::Tensor() : parameters[places.bias[i]];
-      at::Tensor output;
-      if (places.adapter[i] < 0) {
-        output = affine(operand, parameters[i], bias);
-      } else {
-        output = detail::unrounded_product(operand, operand_of(parameters[i]).t());
-        if (bias.defined()) output.add_(bias);
+      const bool is_adapted = places.adapter[i] >= 0;
+      const at::Tensor output = is_adapted || has_row_adapters(parameters[i])
+                                    ? unrounded_affine(operand, parameters[i], bias)
+                                    : affine(operand, parameters[i], bias);
+      if (is_adapted) {
         const at::Tensor &a = parameters[places.adapter[i]], &b = parameters[places.adapter[i] + 1];
         inner[i] = detail::affine(x.to(a.scalar_type()), a, {}).mul_(places.scale[i]);
         detail::add_product(output, inner[i], b.t());
@@ -471,9 +486,7 @@ const detail::PreparedWeight* prepared(const at::Tensor& weight) {
 
 at::Tensor head_logits(const at::Tensor& hidden, const Projection& head) {
   const at::NoGradGuard no_grad;
-  const detail::PreparedWeight* ready = prepared(head.weight);
-  const at::Tensor logits =
-      ready != nullptr ? ready->unrounded(hidden) : detail::unrounded_product(hidden, head.weight.t());
+  const at::Tensor logits = unrounded_affine(hidden, head.weight, {});
   if (const auto& [a, b, scale] = head.adapter; a.defined()) {
     detail::add_product(logits, detail::affine(hidden.to(a.scalar_type()), a, {}).mul_(scale), b.t());
   }

@@ -9,8 +9,8 @@
 namespace espalier::detail {
 namespace {
 
-constexpr std::array<std::string_view, 3> kNames = {"espalier kernels", "espalier upcast weights",
-                                                    "espalier prepared weights"};
+constexpr std::array<std::string_view, 4> kNames = {"espalier kernels", "espalier upcast weights",
+                                                    "espalier prepared weights", "espalier row adapters"};
 constexpr uint8_t kFirst = 0xe0;  // LibTorch's own kinds are the first numbers
 
 // Kinds are numbers in PyTorch 2.11, and addresses of names in 2.15. A template, so that only the

@@ -11,7 +11,7 @@
 namespace espalier::detail {
 
 /// The kinds of scoped values.
-enum class Scope : uint8_t { kKernels, kUpcastWeights, kPreparedWeights };
+enum class Scope : uint8_t { kKernels, kUpcastWeights, kPreparedWeights, kRowAdapters };
 
 /// The kind in LibTorch's words, other than those of its own.
 c10::DebugInfoKind kind_of(Scope scope);

@@ -119,14 +119,23 @@ bool prove_kernels(int index) {
 
 struct OpenSampling {
   OpenSampling(std::shared_ptr<Trained> given, const SampleOptions& sizes, const SamplingMemory& memory)
-      : trained(std::move(given)),
-        weights(trained->weights),
-        tree(memory.tree),
-        sampling(trained->decoder(), sizes, memory) {}
+      : base(std::move(given)), tree(memory.tree), sampling(base->decoder(), sizes, memory) {}
 
-  const std::shared_ptr<Trained> trained;
-  const int64_t weights;  // the number of its weights
+  /// Throws InputError where weights have changed since prompts were added. Forgets those of prompts that are
+  /// done. `now`: the prefixes of the engine.
+  void check_weights(const std::shared_ptr<PrefixTree>& now) {
+    std::erase_if(trained, [&](const auto& each) { return !sampling.uses(each.first); });
+    for (const auto& [number, each] : trained) each->check_whole();
+    ESPALIER_CHECK(
+        tree == now &&
+            std::ranges::all_of(trained, [](const auto& each) { return each.second->weights == each.first; }),
+        "sampling: expected the weights that it began with, but they were trained or loaded since");
+  }
+
+  const std::shared_ptr<Trained> base;
   const std::shared_ptr<PrefixTree> tree;
+  std::map<int64_t, std::shared_ptr<Trained>>
+      trained{};  // what prompts are sampled with, by Trained::weights
   Sampling sampling;
 };
 
@@ -182,16 +191,20 @@ struct Engine::State {
   /// Before the weights in use change: nothing that was made of them is used again. Those of the base are
   /// under all adapters.
   void forget_weights() {
-    if (now == base) prefixes = std::make_shared<PrefixTree>(config, options.prefix_cache);
+    if (now == base) {
+      prefixes = std::make_shared<PrefixTree>(config, options.prefix_cache);
+      ready_weights.reset();
+    }
     now->weights = ++num_weights;
-    ready_weights.reset();
   }
 
   SamplingMemory memory() {
     std::shared_ptr<ReadyWeights> ready = ready_weights.lock();
     if (!ready) ready_weights = ready = std::make_shared<ReadyWeights>();
-    return {prefixes, prefixes->root(now->weights), ready, counts};
+    return {prefixes, ready, counts};
   }
+
+  SampledWeights sampled_weights() const { return {now->weights, now->decoder().adapter_maps()}; }
 
   SampleOptions sample_options(const SamplingFlags& given) const {
     return given.resolved([&] { return stop_ids.get(); }, config.vocab_size);
@@ -210,6 +223,7 @@ struct Engine::State {
   at::ScalarType dtype;
   SourceModel source;
   std::shared_future<std::vector<int32_t>> stop_ids;  // of the model's folder, or the error in reading them
+  mutable int64_t num_weights = 0;                    // so far; before `base`, which is made with it
   const std::shared_ptr<Trained> base;                // all weights
   std::shared_ptr<Trained> now;                       // in use
   const DecoderConfig& config;
@@ -218,8 +232,7 @@ struct Engine::State {
   std::weak_ptr<ReadyWeights> ready_weights{};        // while something is sampled
   std::vector<std::shared_ptr<OpenSampling>> open{};  // ends in a call, whoever has let go of it
   const std::shared_ptr<SamplingCounts> counts = std::make_shared<SamplingCounts>();
-  mutable int64_t num_weights = 0;  // so far
-  TimeModel times;                  // for comparing plans, without adapters
+  TimeModel times;  // for comparing plans, without adapters
   std::atomic<bool> is_busy{false};
 
   /// body() as the engine's one call, with its kernels.
@@ -505,10 +518,10 @@ Trajectories Engine::sample(const Trajectories& rows, const NamedTexts& options,
       return prompts_of(rows, flags.whole_rows);
     });
     const SampleResult result = espalier::sample(
-        state.now->decoder(), prompts, sampling,
+        state.base->decoder(), prompts, sampling,
         {.progress = [&](const SampleProgress& done) { progress(done.finished, done.completions); },
          .watch = told(watch)},
-        state.memory(), state.group);
+        state.memory(), state.group, state.sampled_weights());
     check_mapped_files();
     return espalier::rows_of(result.completions, rows, prompts);
   });
@@ -519,7 +532,7 @@ EngineSampling Engine::sampling(const NamedTexts& options) {
   return state.call([&] {
     state.check_whole();
     state.open.push_back(
-        std::make_shared<OpenSampling>(state.now, parse_sampling_options(options).options, state.memory()));
+        std::make_shared<OpenSampling>(state.base, parse_sampling_options(options).options, state.memory()));
     return EngineSampling{state.open.back()};
   });
 }
@@ -529,12 +542,16 @@ void Engine::add(const EngineSampling& sampling, int64_t first, const Trajectori
   State& state = *state_;
   OpenSampling& open = *sampling.open;
   return state.call([&] {
+    state.check_whole();
+    open.check_weights(state.prefixes);
     state.check_rows(rows, rows_of(rows, std::nullopt));
     std::vector<SampleOptions> options;
     for (int64_t row = 0; row < rows.num_rows(); ++row) {
       options.push_back(state.sample_options(parse_sampling_options(of_rows[row])));
-      Sampling::check(open.trained->decoder(), row, rows.row_size(row), options.back());
+      Sampling::check(open.base->decoder(), row, rows.row_size(row), options.back());
     }
+    open.trained.emplace(state.now->weights, state.now);
+    open.sampling.use(state.sampled_weights());
     for (int64_t row = 0; row < rows.num_rows(); ++row) {
       open.sampling.add(first + row, rows.row(row), options[row], /*place=*/0);
     }
@@ -546,10 +563,7 @@ std::vector<Completion> Engine::sample_on(const EngineSampling& sampling, const 
   State& state = *state_;
   OpenSampling& open = *sampling.open;
   return state.call([&] {
-    open.trained->check_whole();
-    ESPALIER_CHECK(
-        open.tree == state.prefixes && open.weights == open.trained->weights,
-        "sampling: expected the weights that it began with, but they were trained or loaded since");
+    open.check_weights(state.prefixes);
     return open.sampling.step(told(watch));
   });
 }

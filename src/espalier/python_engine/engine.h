@@ -125,14 +125,16 @@ class Engine {
   Trajectories sample(const Trajectories& rows, const NamedTexts& options,
                       const std::vector<NamedTexts>& of_rows, const Progress& progress, const Watch& watch);
 
-  /// Samples prompts that come while others are sampled (sample/sampling.h), with the weights that are in use
-  /// now, also when others are; options: the sizes of `espalier sample`. Each rank has its own.
+  /// Samples prompts that come while others are sampled (sample/sampling.h); options: the sizes of
+  /// `espalier sample`. Each rank has its own.
   EngineSampling sampling(const NamedTexts& options);
-  /// Whole rows as prompts, each with its options; the caller numbers them, from `first` on.
+  /// Whole rows as prompts, each with its options, sampled with the weights that are in use now, also when
+  /// others are; the caller numbers them, from `first` on.
   void add(const EngineSampling& sampling, int64_t first, const Trajectories& rows,
            const std::vector<NamedTexts>& of_rows);
   /// A token more of every completion that goes on. Returns those that are done; rows are numbers of prompts.
-  /// After an exception nothing goes on. Throws InputError if the weights have changed since `sampling`.
+  /// After an exception nothing goes on. Throws InputError if weights of prompts have changed since they were
+  /// added.
   std::vector<Completion> sample_on(const EngineSampling& sampling, const Watch& watch);
 
   /// prompt_tokens, of all completions; kept_prompt_tokens and encoded_prompt_tokens, of prompts;

@@ -146,10 +146,10 @@ void bind_engine(nb::module_& module) {
            nb::arg("progress").none(), nb::arg("watch").none(), work,
            "Completions of the rows' prompts as rows. watch(int64 [B * 3] of row, sample and new token): "
            "which ones end.")
-      .def("sampling", &Engine::sampling, nb::arg("options"), work,
-           "Begins to sample with the weights in use, without prompts.")
+      .def("sampling", &Engine::sampling, nb::arg("options"), work, "Begins to sample, without prompts.")
       .def("add", &Engine::add, nb::arg("sampling"), nb::arg("first"), nb::arg("rows"), nb::arg("of_rows"),
-           work, "Whole rows as prompts, each with its options, numbered from `first` on.")
+           work,
+           "Whole rows as prompts of the weights in use, each with its options, numbered from `first` on.")
       .def("sample_on", &sample_on, nb::arg("sampling"), nb::arg("watch").none(),
            "A token more. Returns (prompt, sample, int32 tokens, float64 logprobs, stopped, kept_tokens) of "
            "completions that are done. watch: as of sample.")

@@ -78,6 +78,7 @@ Encoded Continuation::run(const Decoder& decoder) {
   context_.blocks = at::tensor(blocks_, at::kLong).view({-1, 5});
   context_.positions = at::tensor(block_positions_, at::kLong);
   const PositionTables tables = decoder.position_tables(on_device[1]);
+  const accumulating::RowAdapterScope scope(accumulating::RowAdapters(adapters, structure.begin));
   Encoded encoded{.context = {}, .hidden = decoder.embed(on_device[0])};
   for (int64_t layer = 0; layer < decoder.num_layers(); ++layer) {
     const bool is_last = layer + 1 == decoder.num_layers();
@@ -103,8 +104,10 @@ std::vector<LayerContext> states_of(std::span<const PrefixNode* const> prefixes,
   return states;
 }
 
-void encode(const Decoder& decoder, std::span<const Prefix> nodes, PrefixTree* tree) {
+void encode(const Decoder& decoder, std::span<const Prefix> nodes,
+            std::vector<accumulating::AdapterMapsPtr> adapters, PrefixTree* tree) {
   Continuation pass;
+  pass.adapters = std::move(adapters);
   std::unordered_map<const PrefixNode*, int64_t> place;
   std::vector<int64_t> begin{0}, parent,
       above;  // above: the last ancestor in this pass, encoded ones between

@@ -24,6 +24,8 @@ class Continuation : public SequenceOps {
   std::vector<int32_t> subtree_end{};  // [T], see ForestTokens
   /// By layer, recurrent ones: LayerContext [C, ...] that roots continue (NodeStructure::prev).
   std::vector<LayerContext> states{};
+  /// The adapters of the nodes, which are none of the decoder's; empty: none.
+  std::vector<accumulating::AdapterMapsPtr> adapters{};
   /// By layer: keys and values [N, K, D] of one more segment, of which tokens see what see_tail says.
   std::vector<LayerContext> tails{};
 
@@ -60,8 +62,9 @@ class Continuation : public SequenceOps {
 std::vector<LayerContext> states_of(std::span<const PrefixNode* const> prefixes,
                                     const std::vector<bool>& recurrent);
 
-/// Encodes nodes in one pass, and keeps what it computes of them. They are in preorder; what each continues
-/// is encoded, or is among those before it.
-void encode(const Decoder& decoder, std::span<const Prefix> nodes, PrefixTree* tree);
+/// Encodes nodes in one pass, with an adapter each or none, and keeps what it computes of them. They are in
+/// preorder; what each continues is encoded, or is among those before it.
+void encode(const Decoder& decoder, std::span<const Prefix> nodes,
+            std::vector<accumulating::AdapterMapsPtr> adapters, PrefixTree* tree);
 
 }  // namespace espalier

@@ -139,7 +139,8 @@ std::vector<int64_t> prompt_order(const Forest& forest, const Group& group) {
 }
 
 SampleResult sample(const Decoder& decoder, const Trajectories& prompts, const SampleOptions& options,
-                    const SampleEvents& events, const SamplingMemory& memory, const Group& group) {
+                    const SampleEvents& events, const SamplingMemory& memory, const Group& group,
+                    const SampledWeights& weights) {
   if (group.size() > 1) check_same_call(prompts, options, group);
   for (int64_t row = 0; row < prompts.num_rows(); ++row) {
     Sampling::check(decoder, row, prompts.row_size(row), options.rows.empty() ? options : options.rows[row]);
@@ -147,6 +148,7 @@ SampleResult sample(const Decoder& decoder, const Trajectories& prompts, const S
   const auto part = [&] {
     const std::vector<int64_t> rows = prompt_order(forest_of(prompts, {}), group);
     Sampling sampling(decoder, options, memory);
+    sampling.use(weights);
     return sample_rows(sampling, prompts, rows, options, events);
   };
   return of_all_ranks(group.together(part), group);

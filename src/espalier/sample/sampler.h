@@ -48,12 +48,12 @@ struct SampleEvents {
 /// Samples completions of every row of `prompts` (Sampling). The random numbers of a sample depend only on
 /// seed, row and sample number. The distributions depend on the rest of the batch and on `memory` by rounding
 /// only, and equal calls without memory are bitwise identical. A completion also ends when its trajectory has
-/// max_position_embeddings tokens. Throws InputError if a prompt already has that many, an id is outside the
-/// vocabulary, or an option is out of range. Several ranks, with the same prompts and options, divide the
-/// prompts, and all get all completions.
+/// max_position_embeddings tokens. `weights`: the decoder's, with an adapter or without. Throws InputError if
+/// a prompt already has that many, an id is outside the vocabulary, or an option is out of range. Several
+/// ranks, with the same prompts and options, divide the prompts, and all get all completions.
 SampleResult sample(const Decoder& decoder, const Trajectories& prompts, const SampleOptions& options,
                     const SampleEvents& events = {}, const SamplingMemory& memory = {},
-                    const Group& group = alone());
+                    const Group& group = alone(), const SampledWeights& weights = {});
 
 /// One row per completion: prompt and completion as input_ids, loss on the completion, its log-probabilities.
 /// Rows are named NAME/sample-K after the prompt's row, and grouped by the group of that row, or by NAME if

@@ -10,6 +10,7 @@
 #include <limits>
 #include <map>
 #include <numeric>
+#include <tuple>
 #include <unordered_set>
 #include <utility>
 
@@ -40,7 +41,6 @@ void timed(at::Device device, double* seconds, const Body& body) {
 
 SamplingMemory whole(SamplingMemory memory, const Decoder& decoder) {
   if (!memory.tree) memory.tree = std::make_shared<PrefixTree>(decoder.config(), /*budget=*/0);
-  if (!memory.root) memory.root = memory.tree->root(0);
   if (!memory.weights) memory.weights = std::make_shared<ReadyWeights>();
   if (!memory.counts) memory.counts = std::make_shared<SamplingCounts>();
   return memory;
@@ -50,12 +50,16 @@ SamplingMemory whole(SamplingMemory memory, const Decoder& decoder) {
 
 struct Sampling::Prompt {
   int64_t row, place;
+  SampledWeights weights;
   std::vector<int32_t> tokens;
   SampleOptions options;
   int64_t most;       // tokens of a completion
   int64_t begun = 0;  // samples
   int64_t kept_tokens = 0;
   Prefix prefix{};  // once it has room
+
+  /// Sorts prompts by weights, then in preorder.
+  auto key() const { return std::tie(weights.number, tokens); }
 };
 
 struct Sampling::Sequence {
@@ -111,7 +115,13 @@ void Sampling::add(int64_t row, std::span<const int32_t> prompt, const SampleOpt
   int64_t most = options.max_new_tokens;
   if (limit > 0) most = std::min(most, limit - size);
   waiting_.push_back(
-      std::make_shared<Prompt>(Prompt{row, place, {prompt.begin(), prompt.end()}, options, most}));
+      std::make_shared<Prompt>(Prompt{row, place, weights_, {prompt.begin(), prompt.end()}, options, most}));
+}
+
+bool Sampling::uses(int64_t number) const {
+  const auto has = [&](const auto& prompt) { return prompt->weights.number == number; };
+  return std::ranges::any_of(waiting_, has) || std::ranges::any_of(encoding_, has) ||
+         std::ranges::any_of(ready_, has) || std::ranges::any_of(live_, has, &Sequence::prompt);
 }
 
 std::vector<Completion> Sampling::step(const TokenWatch& watch) {
@@ -152,7 +162,8 @@ void Sampling::admit() {
   for (; !waiting_.empty(); waiting_.pop_front()) {
     Prompt& next = *waiting_.front();
     const bool is_first = held.empty();
-    next.prefix = memory_.tree->add(memory_.root, next.tokens, std::min(kPassTokens, token_budget_));
+    const Prefix root = memory_.tree->root(next.weights.number);
+    next.prefix = memory_.tree->add(root, next.tokens, std::min(kPassTokens, token_budget_));
     hold(next);
     if (tokens > token_budget_ && !is_first) {
       next.prefix.reset();
@@ -166,7 +177,11 @@ void Sampling::admit() {
 }
 
 void Sampling::encode_some() {
-  std::map<std::vector<int32_t>, Prefix> by_path;  // which is preorder
+  struct Taken {
+    Prefix node;
+    const Prompt* of;
+  };
+  std::map<std::pair<int64_t, std::vector<int32_t>>, Taken> by_path;  // of each weights; which is preorder
   std::unordered_set<const PrefixNode*> taken;
   int64_t tokens = 0;
   const auto take = [&](const Prompt& prompt) {
@@ -174,7 +189,8 @@ void Sampling::encode_some() {
       if (taken.contains(node.get())) continue;
       if (tokens > 0 && tokens + node->size() > std::min(kPassTokens, token_budget_)) return false;
       taken.insert(node.get());
-      by_path[{prompt.tokens.begin(), prompt.tokens.begin() + node->end()}] = node;
+      by_path[{prompt.weights.number, {prompt.tokens.begin(), prompt.tokens.begin() + node->end()}}] = {
+          node, &prompt};
       tokens += node->size();
     }
     return true;
@@ -183,8 +199,12 @@ void Sampling::encode_some() {
     if (!take(*prompt)) break;
   }
   std::vector<Prefix> nodes;
-  for (auto& [path, node] : by_path) nodes.push_back(std::move(node));
-  if (!nodes.empty()) encode(decoder_, nodes, memory_.tree.get());
+  std::vector<accumulating::AdapterMapsPtr> adapters;
+  for (auto& [path, taken] : by_path) {
+    nodes.push_back(std::move(taken.node));
+    adapters.push_back(taken.of->weights.adapter);
+  }
+  if (!nodes.empty()) encode(decoder_, nodes, std::move(adapters), memory_.tree.get());
   memory_.counts->encoded_prompt_tokens += tokens;
   memory_.tree->trim();
   for (; !encoding_.empty() && encoding_.front()->prefix->hidden.defined(); encoding_.pop_front()) {
@@ -208,7 +228,7 @@ void Sampling::begin(const TokenWatch& watch) {
                              (static_cast<uint64_t>(prompt->place) << 32) | static_cast<uint64_t>(sample))});
   }
   if (sequences.empty()) return;
-  choose(logits_of(at::cat(hidden)), watch, &sequences);
+  choose(logits_of(at::cat(hidden), sequences), watch, &sequences);
   for (Sequence& sequence : sequences) {
     if (sequence.is_done()) {
       done_.push_back(std::move(sequence.completion));
@@ -217,9 +237,8 @@ void Sampling::begin(const TokenWatch& watch) {
     if (tails_.free_slots.empty()) tails_.free_slots.push_back(tails_.used_slots++);
     sequence.slot = tails_.free_slots.back();
     tails_.free_slots.pop_back();
-    const auto place =
-        std::ranges::upper_bound(live_, sequence.prompt->tokens, {},
-                                 [](const Sequence& each) -> const auto& { return each.prompt->tokens; });
+    const auto place = std::ranges::upper_bound(live_, sequence.prompt->key(), {},
+                                                [](const Sequence& each) { return each.prompt->key(); });
     live_.insert(place, std::move(sequence));
   }
 }
@@ -291,6 +310,7 @@ void Sampling::decode(const TokenWatch& watch) {
   for (int64_t i = 0; i < count; ++i) {
     const auto length = static_cast<int64_t>(live_[i].given().size());
     const int64_t first = live_[i].slot * tails_.capacity, prompt_end = live_[i].prompt->prefix->end();
+    pass.adapters.push_back(live_[i].prompt->weights.adapter);
     pass.ids.push_back(live_[i].completion.tokens.back());
     pass.positions.push_back(prompt_end + length);
     pass.structure.prev[i] = detail::continues(i);
@@ -309,7 +329,7 @@ void Sampling::decode(const TokenWatch& watch) {
     }
   }
   ++memory_.counts->decode_steps;
-  choose(logits_of(tails_.last.hidden), watch, &live_);
+  choose(logits_of(tails_.last.hidden, live_), watch, &live_);
   std::vector<Sequence> rest;
   for (int64_t i = 0; i < count; ++i) {
     Sequence& sequence = live_[i];
@@ -341,8 +361,11 @@ void Sampling::keep(const Sequence& sequence, int64_t row) {
   }
 }
 
-/// Logits [B, V] on the host, in the accumulator dtype.
-at::Tensor Sampling::logits_of(const at::Tensor& hidden) const {
+/// Logits [B, V] of sequences on the host, in the accumulator dtype.
+at::Tensor Sampling::logits_of(const at::Tensor& hidden, const std::vector<Sequence>& sequences) const {
+  std::vector<accumulating::AdapterMapsPtr> adapters;
+  for (const Sequence& each : sequences) adapters.push_back(each.prompt->weights.adapter);
+  const accumulating::RowAdapterScope scope(accumulating::RowAdapters(adapters, {}));
   const at::Tensor logits = accumulating::head_logits(decoder_.final_norm(hidden), decoder_.lm_head());
   return decoder_.capped(logits).cpu();
 }

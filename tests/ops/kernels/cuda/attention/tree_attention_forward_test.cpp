@@ -67,7 +67,7 @@ TYPED_TEST(TreeAttentionForwardTest, MatchesDenseOnRandomForests) {
   constexpr int kDim = TypeParam::kDim;
   ListedTiles tiles;
   const int groups[] = {1, 2, 4, 7, 9};  // of the last three heads at a time
-  const uint64_t seeds = std::is_same_v<Element, BFloat16> ? 14 : 7;
+  const uint64_t seeds = std::is_same_v<Element, BFloat16> && !kIsSanitized ? 14 : 7;
   for (uint64_t seed = 0; seed < seeds; ++seed) {
     const int group = groups[seed % 5];
     CaseOptions options{.head_dim = kDim, .key_heads = seed % 4 == 0 ? 2 : 1, .group = group};
