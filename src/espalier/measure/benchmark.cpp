@@ -112,9 +112,9 @@ SideResult summarize(const Decoder& decoder, const MeasuredSide& measured, const
   side.relative_speed = median(ratios(with.first.seconds, measured.seconds));
   side.bound = with.flops.sequence_packing / plan_flops;
   side.share_of_bound = side.speedup / side.bound;
-  side.merging_speedup =
+  side.speedup_over_append_only =
       with.merged == nullptr ? side.speedup : median(ratios(with.merged->seconds, measured.seconds));
-  side.merging_bound = with.flops.append_only / plan_flops;
+  side.bound_over_append_only = with.flops.append_only / plan_flops;
   side.tflops_per_second = step_flops(model, measured.result.work).total() / side.seconds / 1e12;
   side.loss = measured.result.loss;
   side.grad_norm = measured.grad_norm;

@@ -57,8 +57,8 @@ struct SideResult {
   double bound = 0;           // FLOPs(flat) / FLOPs(this side's plan)
   double share_of_bound = 0;  // speedup / bound
   // Over append-only merging: seconds of the merged side / seconds; `speedup` without such a side.
-  double merging_speedup = 0;
-  double merging_bound = 0;  // FLOPs after append-only merging / FLOPs(this side's plan)
+  double speedup_over_append_only = 0;
+  double bound_over_append_only = 0;  // FLOPs after append-only merging / FLOPs(this side's plan)
   double tflops_per_second = 0;
   double loss = 0;            // of the last round, as is grad_norm
   double grad_norm = 0;       // over all gradients

@@ -15,7 +15,6 @@
 #include "espalier/cli/commands/commands.h"
 #include "espalier/cli/flags/data_flags.h"
 #include "espalier/cli/flags/model_flags.h"
-#include "espalier/cli/print/bench_rows.h"
 #include "espalier/config/config.h"
 #include "espalier/measure/benchmark.h"
 #include "espalier/measure/calibrate.h"
@@ -29,8 +28,47 @@
 #include "espalier/runtime/device.h"
 #include "espalier/runtime/progress.h"
 
-namespace espalier::cli {
+namespace espalier {
+
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(SideResult, micro_batches, encoded_tokens, err, seconds, speedup,
+                                   speedup_low, speedup_high, relative_speed, bound, share_of_bound,
+                                   speedup_over_append_only, bound_over_append_only, tflops_per_second, loss,
+                                   grad_norm, working_bytes, peak_bytes)
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(BenchmarkResult, flat_tokens, tree_tokens, append_only_tokens,
+                                   cached_token_ratio, por)
+
+namespace cli {
 namespace {
+
+/// A row for each side of a data set.
+void add_strategy_rows(const std::string& data, const BenchmarkResult& result, nlohmann::ordered_json* rows) {
+  for (const SideResult& side : result.sides) {
+    nlohmann::ordered_json row = {{"data", data},
+                                  {"side", side.side.name},
+                                  {"strategy", to_string(side.side.plan.strategy)},
+                                  {"token_budget", side.side.plan.token_budget},
+                                  {"whole_tree_bound", result.sides.front().bound}};
+    row.update(nlohmann::ordered_json(nlohmann::json(result)));
+    row.update(nlohmann::ordered_json(nlohmann::json(side)));
+    rows->push_back(std::move(row));
+  }
+}
+
+/// One row: the tree, by itself or beside packing and append-only merging.
+nlohmann::ordered_json tree_row(const BenchmarkResult& result) {
+  const SideResult &tree = result.sides.front(), &packing = result.sides.back();
+  nlohmann::ordered_json row = nlohmann::json(result);
+  row.update(nlohmann::ordered_json(nlohmann::json(tree)));
+  row["tree_seconds"] = tree.seconds;
+  row["tree_tflops_per_second"] = tree.tflops_per_second;
+  if (result.sides.size() == 1) return row;
+  const SideResult* merging = result.merged_side();
+  row["packing_seconds"] = packing.seconds;
+  row["packing_tflops_per_second"] = packing.tflops_per_second;
+  row["append_only_measured"] = merging != nullptr;
+  row["append_only_seconds"] = merging == nullptr ? packing.seconds : merging->seconds;
+  return row;
+}
 
 struct MeasuredRates {
   std::string hardware;
@@ -184,18 +222,21 @@ void run_bench(BenchArguments flags) {
     return report(flags, json_of(measured));
   }
   const Decoder decoder = load_or_make(flags, device);
-  std::vector<Measured> all;
+  auto rows = nlohmann::ordered_json::array();
   Progress progress("bench");
   for (const DataSet& set : data_sets(flags, decoder.config().vocab_size)) {
     const Forest forest = forest_of(set.trajectories, {});
     const std::vector<BenchmarkSide> sides = sides_of(flags, forest);
     const auto note = [&](const std::string& text) { progress.line(fmt::format("{}: {}", set.name, text)); };
-    flags.benchmark.profiler = all.empty() && profiler ? &*profiler : nullptr;
-    all.push_back({set.name, benchmark(decoder, set.trajectories, sides, flags.benchmark, note)});
+    flags.benchmark.profiler = rows.empty() && profiler ? &*profiler : nullptr;
+    const BenchmarkResult result = benchmark(decoder, set.trajectories, sides, flags.benchmark, note);
+    if (flags.strategies) {
+      add_strategy_rows(set.name, result, &rows);
+    } else {
+      rows.push_back(tree_row(result));
+    }
   }
-  const std::string hardware = hardware_of(flags, device);
-  report(flags,
-         {{"hardware", hardware}, {"device", device.str()}, {"rows", bench_rows(flags.strategies, all)}});
+  report(flags, {{"hardware", hardware_of(flags, device)}, {"device", device.str()}, {"rows", rows}});
 }
 
 constexpr auto kStrategies = std::to_array<Word<Strategy>>(
@@ -280,4 +321,5 @@ Command bench_command() {
   return command;
 }
 
-}  // namespace espalier::cli
+}  // namespace cli
+}  // namespace espalier

@@ -60,19 +60,15 @@ std::string by_python(const std::string& command, const std::string& kind, std::
 Command bench_command();
 Command completion_command(const std::deque<Command>* all);
 Command device_command();
-Command export_command();
-Command import_command();
 Command init_command();
 Command inspect_command();
-Command launch_command();
 Command logprobs_command(const Group* group = nullptr);
 Command man_command(const std::deque<Command>* all, const std::function<std::string()>& version);
 Command merge_command();
 Command plan_command();
-Command prepare_command();
-Command rerun_command();
+/// One that is written in Python.
+Command python_command(std::string_view name);
 Command sample_command(const Group* group = nullptr);
-Command serve_command();
 Command synth_command();
 Command train_command(const std::function<std::string()>& version, const Group* group = nullptr);
 Command verify_command(const Group* group = nullptr);

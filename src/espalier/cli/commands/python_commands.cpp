@@ -152,52 +152,33 @@ std::string by_python(const std::string& name, const std::string& kind, std::str
   return output;
 }
 
-Command prepare_command() {
-  return command_of(
-      {.name = "prepare",
-       .summary =
-           "Convert chats (OpenAI-style messages) to trajectories with a model's tokenizer and template",
-       .words = {"-m", "espalier.prepare"},
-       .package = "transformers"});
-}
-
-Command import_command() {
-  return command_of(
-      {.name = "import",
-       .summary =
-           "Convert rollouts of other trainers (verifiers, prime-rl, verl, TRL, SkyRL, ...) to trajectories",
-       .words = {"-m", "espalier.io", "import"},
-       .package = "numpy"});
-}
-
-Command export_command() {
-  return command_of({.name = "export",
-                     .summary = "Convert trajectories to the formats of other trainers",
-                     .words = {"-m", "espalier.io", "export"},
-                     .package = "numpy"});
-}
-
-Command launch_command() {
-  return command_of({.name = "launch",
-                     .summary = "Run the command of another trainer, with its models on trees",
-                     .words = {"-m", "espalier.launch"},
-                     .package = "transformers"});
-}
-
-Command serve_command() {
-  return command_of(
-      {.name = "serve",
-       .summary = "Serve the Tinker API on this machine, on trees: training and sampling of adapters",
-       .words = {"-m", "espalier.server"},
-       .package = "uvicorn"});
-}
-
-Command rerun_command() {
-  return command_of(
-      {.name = "rerun",
-       .summary = "Repeat a run in a new folder, or name what has changed since: data, model or program",
-       .words = {"-m", "espalier.commands.rerun"},
-       .package = "torch"});
+Command python_command(std::string_view name) {
+  static const PythonCommand kCommands[] = {
+      {"prepare",
+       "Convert chats (OpenAI-style messages) to trajectories with a model's tokenizer and template",
+       {"-m", "espalier.prepare"},
+       "transformers"},
+      {"import",
+       "Convert rollouts of other trainers (verifiers, prime-rl, verl, TRL, SkyRL, ...) to trajectories",
+       {"-m", "espalier.io", "import"},
+       "numpy"},
+      {"export",
+       "Convert trajectories to the formats of other trainers",
+       {"-m", "espalier.io", "export"},
+       "numpy"},
+      {"launch",
+       "Run the command of another trainer, with its models on trees",
+       {"-m", "espalier.launch"},
+       "transformers"},
+      {"serve",
+       "Serve the Tinker API on this machine, on trees: training and sampling of adapters",
+       {"-m", "espalier.server"},
+       "uvicorn"},
+      {"rerun",
+       "Repeat a run in a new folder, or name what has changed since: data, model or program",
+       {"-m", "espalier.commands.rerun"},
+       "torch"}};
+  return command_of(*std::ranges::find(kCommands, name, &PythonCommand::name));
 }
 
 Command completion_command(const std::deque<Command>* all) {
