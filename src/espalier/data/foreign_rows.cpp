@@ -18,6 +18,8 @@ namespace {
 
 using Names = std::span<const std::string_view>;
 
+constexpr std::string_view kPage = "(docs/data-format.md has the command)";
+
 bool has(Names fields, std::string_view name) {
   return std::ranges::find(fields, name) != fields.end();
 }
@@ -39,18 +41,6 @@ std::string quoted(const std::filesystem::path& file) {
   std::string text = "'";
   for (const char c : name) text += c == '\'' ? "'\\''" : std::string(1, c);
   return text + "'";
-}
-
-/// `command` with the decompressed file as its input.
-std::string reading(const std::filesystem::path& file, const std::string& command) {
-  const std::string extension = file.extension().string();
-  if (extension == ".gz") return fmt::format("zcat {} | {}", quoted(file), command);
-  if (extension == ".zst") return fmt::format("zstdcat {} | {}", quoted(file), command);
-  return fmt::format("{} {}", command, quoted(file));
-}
-
-std::string jq(const std::string& filter, const std::filesystem::path& file) {
-  return reading(file, fmt::format("jq -c '{}'", filter)) + " > rows.jsonl";
 }
 
 std::string import_command(const std::filesystem::path& file) {
@@ -98,7 +88,7 @@ std::optional<std::string> describe_chats(Names fields) {
 }
 
 /// Recognises token ids under names of other programs.
-std::optional<std::string> describe_tokens(Names fields, const std::filesystem::path& file) {
+std::optional<std::string> describe_tokens(Names fields) {
   static constexpr auto kPrompts =
       std::to_array<std::string_view>({"prompt_ids", "prompt_token_ids", "prompts", "prompt_tokens"});
   static constexpr auto kCompletions = std::to_array<std::string_view>(
@@ -108,23 +98,13 @@ std::optional<std::string> describe_tokens(Names fields, const std::filesystem::
       std::to_array<std::string_view>({"token_ids", "tokens", "ids", "all_token_ids"});
   const auto prompt = first_of(kPrompts, fields), completion = first_of(kCompletions, fields);
   if (prompt && completion) {
-    const std::string filter = fmt::format(
-        "{{input_ids: (.{0} + .{1}), loss_mask: ((.{0} | map(0)) + (.{1} | map(1)))}}", *prompt, *completion);
-    return fmt::format("token ids as `{}` and `{}`: join them with `{}`", *prompt, *completion,
-                       jq(filter, file));
+    return fmt::format("token ids as `{}` and `{}`: join them, with a loss_mask {}", *prompt, *completion,
+                       kPage);
   }
   const auto whole = first_of(kWhole, fields);
   if (!whole) return std::nullopt;
-  return fmt::format("token ids as `{0}`: rename them with `{1}`", *whole,
-                     jq(fmt::format(".input_ids = .{0} | del(.{0})", *whole), file));
+  return fmt::format("token ids as `{}`: rename the field to input_ids", *whole);
 }
-
-/// A program that encodes the field `text` of every row with the tokenizer of a model folder.
-constexpr std::string_view kEncodeText =
-    "import fileinput, json, sys, transformers; "
-    "t = transformers.AutoTokenizer.from_pretrained(sys.argv.pop(1)); "
-    "[print(json.dumps({\"input_ids\": t(json.loads(line)[\"text\"])[\"input_ids\"]})) "
-    "for line in fileinput.input()]";
 
 std::string list_of_fields(Names fields) {
   constexpr size_t kMost = 8;
@@ -190,10 +170,9 @@ std::string describe_foreign_row(Names fields, const std::filesystem::path& file
   if (const auto chats = describe_chats(fields)) {
     return fmt::format("{}: run `espalier prepare --model DIR {} -o rows.jsonl` first", *chats, quoted(file));
   }
-  if (const auto tokens = describe_tokens(fields, file)) return *tokens;
+  if (const auto tokens = describe_tokens(fields)) return *tokens;
   if (has(fields, "text")) {
-    return fmt::format("text (`text`), which has no turns: encode it with `{}`",
-                       reading(file, "python3 -c '" + std::string(kEncodeText) + "' DIR") + " > rows.jsonl");
+    return fmt::format("text (`text`), which has no turns: encode it with a tokenizer {}", kPage);
   }
   return list_of_fields(fields);
 }
@@ -206,7 +185,7 @@ std::string describe_foreign_line(std::string_view line, const std::filesystem::
     const auto next = text.find_first_not_of(" \t", 1);
     const char first = next == std::string_view::npos ? '{' : text[next];
     if (std::isdigit(static_cast<unsigned char>(first)) != 0)
-      return fmt::format("a bare list of token ids: name it with `{}`", jq("{input_ids: .}", file));
+      return "a bare list of token ids: write it as {\"input_ids\": [...]}";
     if (first == '{') {
       return "the start of a JSON list: convert it to rows with " + import_command(file);
     }

@@ -2,8 +2,10 @@
 // espalier logprobs: log-probabilities, entropies and top-k tokens, computed on the shared trees.
 #include <algorithm>
 #include <memory>
+#include <span>
 #include <string>
 
+#include <fmt/ranges.h>
 #include <nlohmann/json.hpp>
 
 #include "espalier/base/check.h"
@@ -61,42 +63,33 @@ class RowWriter {
   }
 
  private:
-  void append_number(double value, std::string* line) const {
-    // Float32 values are printed with no more digits than they have.
-    *line += is_double_ ? fmt::format("{}", value) : fmt::format("{}", static_cast<float>(value));
+  /// Numbers with a comma before each. Float32 values are printed with no more digits than they have.
+  std::string numbers(std::span<const double> values) const {
+    std::string text;
+    for (const double value : values) {
+      text += is_double_ ? fmt::format(",{}", value) : fmt::format(",{}", static_cast<float>(value));
+    }
+    return text;
   }
 
   void append_numbers(int64_t row, const char* field, const std::vector<double>& values,
                       std::string* line) const {
-    *line += fmt::format(",\"{}\":[null", field);
-    for (int64_t t = 1; t < trajectories_.row_size(row); ++t) {
-      *line += ',';
-      append_number(values[trajectories_.offsets[row] + t], line);
-    }
-    *line += ']';
+    const auto rest =
+        std::span(values).subspan(trajectories_.offsets[row] + 1, trajectories_.row_size(row) - 1);
+    *line += fmt::format(",\"{}\":[null{}]", field, numbers(rest));
   }
 
-  /// Appends one list per token; that of the first token is empty.
-  template <class AppendOne>
-  void append_lists(int64_t row, const char* field, const AppendOne& append, std::string* line) const {
-    *line += fmt::format(",\"{}\":[[]", field);
-    const int64_t k = computed_.top_ids.size(1);
-    for (int64_t t = 1; t < trajectories_.row_size(row); ++t) {
-      const int64_t first = computed_.top_row[trajectories_.offsets[row] + t] * k;
-      for (int64_t i = 0; i < k; ++i) {
-        *line += i == 0 ? ",[" : ",";
-        append(first + i);
-      }
-      *line += ']';
-    }
-    *line += ']';
-  }
-
+  /// One list per token; that of the first token is empty.
   void append_top(int64_t row, std::string* line) const {
-    const auto* ids = computed_.top_ids.const_data_ptr<int64_t>();
-    const auto* logprobs = computed_.top_logprobs.const_data_ptr<double>();
-    append_lists(row, "topk_ids", [&](int64_t i) { *line += fmt::format("{}", ids[i]); }, line);
-    append_lists(row, "topk_logprobs", [&](int64_t i) { append_number(logprobs[i], line); }, line);
+    std::string ids = "[]", logprobs = "[]";
+    for (int64_t t = 1; t < trajectories_.row_size(row); ++t) {
+      const int64_t at = computed_.top_row[trajectories_.offsets[row] + t], k = computed_.top_ids.size(1);
+      const std::span own(computed_.top_ids.const_data_ptr<int64_t>() + at * k, k);
+      ids += fmt::format(",[{}]", fmt::join(own, ","));
+      const std::span values(computed_.top_logprobs.const_data_ptr<double>() + at * k, k);
+      logprobs += fmt::format(",[{}]", numbers(values).substr(1));
+    }
+    *line += fmt::format(",\"topk_ids\":[{}],\"topk_logprobs\":[{}]", ids, logprobs);
   }
 
   const Trajectories& trajectories_;

@@ -1,13 +1,25 @@
 // SPDX-License-Identifier: Apache-2.0
+// What the half without LibTorch asks of the other.
 #include <algorithm>
-#include <vector>
 
 #include "espalier/base/output.h"
 #include "espalier/base/printable.h"
 #include "espalier/cli/flags/model_flags.h"
+#include "espalier/cli/print/data_summary.h"
 #include "espalier/model/weights/weights.h"
+#include "espalier/objective/signal.h"
 
 namespace espalier::cli {
+
+bool objective_reads(const ObjectiveOptions& objective, Field field) {
+  const std::vector<std::string> fields = data_fields(*make_objective(objective));
+  return std::ranges::find(fields, name_of(field)) != fields.end();
+}
+
+std::vector<std::string> signal_warnings(const Trajectories& trajectories,
+                                         const ObjectiveOptions& objective) {
+  return espalier::signal_warnings(Loss(trajectories, objective));
+}
 
 void note_carried_tensors(const std::string& model) {
   const std::vector<std::string> names = carried_tensors(model);
