@@ -231,7 +231,7 @@ TEST(EdgeLogprobs, GiveTheSameBitsForAnyNumberOfThreads) {
           const Threads threads(1);
           one = run(edge_logprobs, problem, dtype);
         }
-        for (const int count : {2, 2, 3}) {
+        for (const int count : {2, 3}) {
           const Threads threads(count);
           const Results more = run(edge_logprobs, problem, dtype);
           for (size_t i = 0; i < one.size(); ++i) {
