@@ -15,8 +15,7 @@ int main(int argc, char** argv) {
   count_tensor_memory();
   reuse_freed_memory();
   check_kernels_by_this_program();
-  const int status = cli::run_program(
-      argc, argv, [](const std::exception& error) { return printable_lines(text_of(error)); });
-  // All is written. LibTorch would take a tenth of a second to forget its operators one by one.
-  std::_Exit(status);
+  // In the end all is written. LibTorch would take a tenth of a second to forget its operators one by one.
+  std::_Exit(cli::run_program(argc, argv,
+                              [](const std::exception& error) { return printable_lines(text_of(error)); }));
 }

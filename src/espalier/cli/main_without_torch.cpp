@@ -2,7 +2,6 @@
 // espalier-core: the commands of `espalier` that need no LibTorch.
 #include <exception>
 #include <new>
-#include <string>
 
 #include "espalier/base/printable.h"
 #include "espalier/cli/program.h"
@@ -13,7 +12,7 @@ int main(int argc, char** argv) {
   using namespace espalier;
   cli::prepare_process();
   return cli::run_program(argc, argv, [](const std::exception& error) {
-    const bool memory = dynamic_cast<const std::bad_alloc*>(&error) != nullptr;
-    return memory ? printable(out_of_memory_text()) : printable_lines(error.what());
+    if (dynamic_cast<const std::bad_alloc*>(&error) != nullptr) return printable(out_of_memory_text());
+    return printable_lines(error.what());
   });
 }

@@ -5,11 +5,20 @@
 #include <exception>
 #include <functional>
 #include <string>
+#include <vector>
 
 namespace espalier::cli {
 
 /// Runs the command that the arguments name, and tells what fails on standard error; gives the exit status.
 /// `message_of`: what is said of exceptions that are neither UsageError nor InputError, fit for a terminal.
 int run_program(int argc, char** argv, const std::function<std::string(const std::exception&)>& message_of);
+
+/// Runs `espalier train`, logprobs, sample or verify, as the first of the arguments says, as a rank of
+/// a process group of torch.distributed, by its name, and gives the exit status, once all ranks have come to
+/// their end. Rank 0 alone writes files, and tells how it goes. `version`: the text of --version. Throws
+/// where the run fails on this rank, or is failed by fail_ranks; the caller lets the others know
+/// (distributed/process_group.h).
+int run_on_rank(const std::vector<std::string>& arguments, const std::string& process_group,
+                const std::string& version);
 
 }  // namespace espalier::cli

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "espalier/cli/run_on_rank.h"
+#include "espalier/cli/program.h"
 
 #include <c10/util/Exception.h>
 

@@ -138,10 +138,7 @@ constexpr auto kFormats = std::to_array<Format>({
      "an xz file", "xz -dc {} > rows.jsonl"},
     {"SQLite format 3", "an SQLite database", ""},
     {"\x89HDF", "an HDF5 file", ""},
-    {"\x80\x02", kPickle, ""},
-    {"\x80\x03", kPickle, ""},
-    {"\x80\x04", kPickle, ""},
-    {"\x80\x05", kPickle, ""},
+    {"\x80", kPickle, ""},
 });
 
 /// How to convert a file of another format.

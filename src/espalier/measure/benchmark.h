@@ -46,13 +46,11 @@ std::vector<BenchmarkSide> strategy_sides(const Forest& forest, double budget_fr
 /// of the ratios of each round.
 struct SideResult {
   BenchmarkSide side;
-  int64_t micro_batches = 0;
-  int64_t encoded_tokens = 0;
+  int64_t micro_batches = 0, encoded_tokens = 0;
   double err = 0;      // effective reuse ratio: 1 - encoded / flat
   double seconds = 0;  // median
   double speedup = 0;  // seconds of the last side / seconds
-  double speedup_low = 0;
-  double speedup_high = 0;
+  double speedup_low = 0, speedup_high = 0;
   double relative_speed = 0;  // seconds of the first side / seconds
   double bound = 0;           // FLOPs(flat) / FLOPs(this side's plan)
   double share_of_bound = 0;  // speedup / bound

@@ -68,11 +68,6 @@ at::Tensor unrounded_affine(const at::Tensor& x, const at::Tensor& weight, const
   return output;
 }
 
-bool has_row_adapters(const at::Tensor& weight) {
-  const RowAdapters* rows = RowAdapterScope::find();
-  return rows != nullptr && rows->has(weight);
-}
-
 /// The same of a weight [K, N].
 at::Tensor affine_of_stacked(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias) {
   if (const detail::PreparedWeight* ready = prepared(weight.t())) return ready->affine(x, bias);
@@ -114,11 +109,13 @@ class Linears : public Function<Linears> {
                                const Places& places) {
     const size_t count = places.bias.size();
     const at::Tensor operand = x.to(detail::product_dtype(x));
+    const RowAdapters* rows = RowAdapterScope::find();
+    const bool has_row_adapters = rows != nullptr && !rows->empty();
     variable_list outputs, inner(count);
     for (size_t i = 0; i < count; ++i) {
       const at::Tensor bias = places.bias[i] < 0 ? at::Tensor() : parameters[places.bias[i]];
       const bool is_adapted = places.adapter[i] >= 0;
-      const at::Tensor output = is_adapted || has_row_adapters(parameters[i])
+      const at::Tensor output = is_adapted || has_row_adapters
                                     ? unrounded_affine(operand, parameters[i], bias)
                                     : affine(operand, parameters[i], bias);
       if (is_adapted) {

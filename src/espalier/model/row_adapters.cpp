@@ -3,7 +3,6 @@
 
 #include <ATen/ATen.h>
 
-#include <algorithm>
 #include <utility>
 
 #include "espalier/base/check.h"
@@ -21,11 +20,6 @@ RowAdapters::RowAdapters(const std::vector<AdapterMapsPtr>& of_nodes, std::vecto
       ranges_.push_back({of_nodes[node], node, node + 1});
     }
   }
-}
-
-bool RowAdapters::has(const at::Tensor& weight) const {
-  return std::ranges::any_of(
-      ranges_, [&](const Range& range) { return range.maps->contains(weight.const_data_ptr()); });
 }
 
 void RowAdapters::add_to(const at::Tensor& sum, const at::Tensor& x, const at::Tensor& weight) const {

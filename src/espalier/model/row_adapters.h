@@ -29,8 +29,7 @@ class RowAdapters {
   /// + 1]) of node n, or one row for each node; `begin` may be empty where that is always so.
   RowAdapters(const std::vector<AdapterMapsPtr>& of_nodes, std::vector<int64_t> begin);
 
-  /// Whether a row has an adapter of this weight.
-  bool has(const at::Tensor& weight) const;
+  bool empty() const { return ranges_.empty(); }
 
   /// sum [T, out] += scale (x a^T) b^T, row by row; in the dtype of sums.
   void add_to(const at::Tensor& sum, const at::Tensor& x, const at::Tensor& weight) const;

@@ -9,7 +9,7 @@
 #include <nanobind/stl/variant.h>
 #include <nanobind/stl/vector.h>
 
-#include "espalier/cli/run_on_rank.h"
+#include "espalier/cli/program.h"
 #include "espalier/data/trajectories.h"
 #include "espalier/distributed/process_group.h"
 #include "espalier/python/arrays.h"

@@ -21,17 +21,12 @@ bool is_about_memory(const c10::Error& error) {
 
 }  // namespace
 
-std::optional<std::string> out_of_memory_message(const std::exception& error) {
-  if (dynamic_cast<const std::bad_alloc*>(&error) != nullptr) return out_of_memory_text();
-  const auto* torch_error = dynamic_cast<const c10::Error*>(&error);
-  if (torch_error == nullptr || !is_about_memory(*torch_error)) return std::nullopt;
-  return out_of_memory_text();
-}
-
 std::string text_of(const std::exception& error) {
-  if (const std::optional<std::string> memory = out_of_memory_message(error)) return *memory;
-  const auto* torch_error = dynamic_cast<const c10::Error*>(&error);
-  return torch_error != nullptr ? torch_error->what_without_backtrace() : error.what();
+  const auto* of_torch = dynamic_cast<const c10::Error*>(&error);
+  const bool is_memory = dynamic_cast<const std::bad_alloc*>(&error) != nullptr ||
+                         (of_torch != nullptr && is_about_memory(*of_torch));
+  if (is_memory) return out_of_memory_text();
+  return of_torch != nullptr ? of_torch->what_without_backtrace() : error.what();
 }
 
 }  // namespace espalier

@@ -4,12 +4,8 @@
 namespace espalier::cli {
 
 void add_model(OptionList* list, std::string* model, const std::string& help) {
-  list->add("model", model, help, {.path = PathKind::kFolder, .group = kDataGroup});
-}
-
-void add_model(OptionList* list, std::string* model) {
-  list->add("model", model, "Hugging Face model folder",
-            {.path = PathKind::kFolder, .group = kDataGroup, .required = true});
+  list->add("model", model, help.empty() ? "Hugging Face model folder" : help,
+            {.path = PathKind::kFolder, .group = kDataGroup, .required = help.empty()});
 }
 
 void add_profile(OptionList* list, std::string* trace, const std::string& which) {

@@ -8,10 +8,8 @@
 
 namespace espalier::cli {
 
-/// Adds --model.
-void add_model(OptionList* list, std::string* model, const std::string& help);
-/// Adds --model as a required flag.
-void add_model(OptionList* list, std::string* model);
+/// Adds --model, which is required unless `help` says what is used without it.
+void add_model(OptionList* list, std::string* model, const std::string& help = "");
 
 /// Adds --profile; `which` names the step that it records.
 void add_profile(OptionList* list, std::string* trace, const std::string& which);

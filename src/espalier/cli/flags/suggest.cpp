@@ -4,40 +4,30 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
-#include <map>
 #include <numeric>
+#include <sstream>
 #include <string_view>
 
 namespace espalier::cli {
 namespace {
 
-// Names of these flags in other trainers.
-const std::map<std::string, std::string>& other_names() {
-  static const std::map<std::string, std::string> names = {
-      {"lr", "learning-rate"},
-      {"max-steps", "steps"},
-      {"num-steps", "steps"},
-      {"num-epochs", "epochs"},
-      {"num-train-epochs", "epochs"},
-      {"bs", "batch-size"},
-      {"output", "out"},
-      {"output-dir", "out"},
-      {"wd", "weight-decay"},
-      {"grad-clip", "max-grad-norm"},
-      {"clip-grad", "max-grad-norm"},
-      {"dataset", "data"},
-      {"train-file", "data"},
-      {"model-name-or-path", "model"},
-      {"model-path", "model"},
-      {"loss", "objective"},
-      {"lr-scheduler", "scheduler"},
-      {"lr-scheduler-type", "scheduler"},
-      {"warmup", "warmup-steps"},
-      {"gradient-checkpointing", "checkpoint-activations"},
-      {"max-tokens", "token-budget"},
-      {"save-steps", "save-every"},
-      {"save-total-limit", "keep-last"}};
-  return names;
+// Flags with their names in other trainers before them.
+constexpr std::string_view kOtherNames =
+    "lr learning-rate max-steps steps num-steps steps num-epochs epochs num-train-epochs epochs bs "
+    "batch-size "
+    "output out output-dir out wd weight-decay grad-clip max-grad-norm clip-grad max-grad-norm dataset data "
+    "train-file data model-name-or-path model model-path model loss objective lr-scheduler scheduler "
+    "lr-scheduler-type scheduler warmup warmup-steps gradient-checkpointing checkpoint-activations "
+    "max-tokens "
+    "token-budget save-steps save-every save-total-limit keep-last";
+
+/// The flag that other trainers call `name`; "": none.
+std::string flag_called(const std::string& name) {
+  std::istringstream words{std::string(kOtherNames)};
+  for (std::string other, flag; words >> other >> flag;) {
+    if (other == name) return flag;
+  }
+  return "";
 }
 
 // The Levenshtein distance.
@@ -86,10 +76,9 @@ std::string suggested_flag(const Command& command, const std::string& name) {
   std::string dashed = name;
   std::replace(dashed.begin(), dashed.end(), '_', '-');
   const std::vector<std::string> known = command.flag_names();
-  const auto other = other_names().find(dashed);
-  const bool has_other =
-      other != other_names().end() && std::ranges::find(known, other->second) != known.end();
-  return meant("--", has_other ? other->second : nearest_word(dashed, known));
+  const std::string other = flag_called(dashed);
+  const bool has_other = std::ranges::find(known, other) != known.end();
+  return meant("--", has_other ? other : nearest_word(dashed, known));
 }
 
 std::string unknown_word(const std::deque<Command>& commands, const std::vector<std::string>& args) {
