@@ -189,7 +189,7 @@ check_patterns() {
 }
 check_patterns core_tests "$core_numeric"
 check_patterns torch_tests "${torch_numeric%%-*}"
-check_patterns torch_tests "$(tr - : <<<"${torch_numeric#*-}")"
+check_patterns torch_tests "${torch_numeric#*-}"
 
 failed=0
 ran=0

@@ -137,21 +137,23 @@ def adapters_of(engine, folder):
     return used, alone
 
 
-@pytest.mark.parametrize("kind, dtype, exact",
-                         [*((kind, "float64", EXACT) for kind in ("qwen3", "qwen3_5", "phi3", "gemma2", "nemotron_h")), ("qwen3", "float32", 1e-3)])
-def test_prompts_that_join_are_as_if_alone(espalier, tmp_path, kind, dtype, exact):
-    """Of several adapters, side by side. In float32 products take weights in a form of their own."""
+@pytest.mark.parametrize("kind, dtype", [*((kind, "float64") for kind in ("qwen3", "qwen3_5", "phi3", "gemma2", "nemotron_h")),
+                                         ("qwen3", "float32")])  # fmt: skip
+def test_prompts_that_join_are_as_if_alone(espalier, tmp_path, kind, dtype):
+    """Of several adapters, side by side. In float32, where products take weights in a form of their own, errors against float64
+    are at most twice those of each alone."""
     engine = engine_of(init_model(espalier, tmp_path, kind), prefix_cache="1MiB", adapters=True, dtype=dtype)
     used, alone = adapters_of(engine, tmp_path)
     draw = np.random.default_rng(seed_of(72))
     prompts = [[*([5, 6, 7, 8] if draw.random() < 0.7 else []), *draw.integers(0, WORDS, draw.integers(1, 9)).tolist()]
                for _ in range(10)]  # fmt: skip
-    params = [package.SamplingParams(samples=int(draw.integers(1, 3)), max_new_tokens=int(draw.integers(1, 12)), seed=seed, stop_ids=[7],
-                                     temperature=float(draw.choice([0.0, 1.0]))) for seed in range(10)]  # fmt: skip
-    weights = draw.permutation([0, 0, 1, 1, 1, 1, 2, 2, 2, 2])
-    sampling, done, seen, waiting = engine.sampling(batch_size=6), [], set(), list(range(10))
+    most = 3 if dtype == "float64" else 9  # samples: enough numbers for a ratio
+    params = [package.SamplingParams(samples=int(draw.integers(most - 2, most)), max_new_tokens=int(draw.integers(1, 12)), seed=seed,
+                                     stop_ids=[7], temperature=float(draw.choice([0.0, 1.0]))) for seed in range(10)]  # fmt: skip
+    weights = np.concatenate([[0, 1, 2], draw.permutation([0, 1, 1, 1, 2, 2, 2])])
+    sampling, done, seen, waiting = engine.sampling(batch_size=3 * most), [], set(), list(range(10))
     while waiting or not sampling.is_idle:
-        if waiting and draw.random() < 0.4:
+        while waiting and (len(waiting) > 7 or draw.random() < 0.4):  # the first three at once
             number = waiting.pop(0)
             engine.use(used[weights[number]])
             assert sampling.add([prompts[number]], [params[number]]) == [number]
@@ -159,16 +161,27 @@ def test_prompts_that_join_are_as_if_alone(espalier, tmp_path, kind, dtype, exac
         done += sampling.step(lambda tokens: together.update(tokens[:, 0].tolist()))
         seen.add((len(together), len(set(weights[list(together)]))))
         engine.use(used[draw.integers(3)])  # each goes on with its own weights
-    assert max(seen)[0] > 2 and max(kinds for _, kinds in seen) == 3
+    assert max(kinds for _, kinds in seen) == 3
     found = {(each.prompt, each.sample): each for each in done}
+    ours, theirs, rows = [], [], []
     for number, (prompt, given) in enumerate(zip(prompts, params)):
         for sample, row in enumerate(alone[weights[number]].sample([prompt], given)):
             completion = found.pop((number, sample))
             assert completion.tokens.tolist() == row["input_ids"][len(prompt) :].tolist()
-            assert np.abs(completion.logprobs - row["logprobs"][len(prompt) :]).max() < exact
+            ours.append(completion.logprobs)
+            theirs.append(row["logprobs"][len(prompt) :])
+            rows.append((weights[number], row["input_ids"], len(prompt)))
             assert completion.is_stopped == (completion.tokens[-1] == 7)
             assert 0 <= completion.kept_tokens <= len(prompt)
     assert not found
+    if dtype == "float64":
+        assert np.abs(np.concatenate(ours) - np.concatenate(theirs)).max() < EXACT
+        return
+    in_float64 = [engine_of(engine._path, **({"adapter": tmp_path / f"adapter-{number - 1}"} if number else {})) for number in range(3)]
+    exact = np.concatenate([in_float64[number].logprobs([tokens])[0][size:] for number, tokens, size in rows])
+    floor = 0.5 * 2.0**-24 * np.linalg.norm(exact)
+    assert len(exact) > 250
+    assert np.linalg.norm(np.concatenate(ours) - exact) <= 2 * np.linalg.norm(np.concatenate(theirs) - exact) + floor
 
 
 def test_a_sampling_whose_weights_change(folder, tmp_path):

@@ -59,11 +59,12 @@ def _record(run):
         raise InputError(f"{run}: expected a run, whose folder has run.json; found none (older versions wrote none)")
     try:
         record = json.loads(file.read_text(encoding="utf-8"))
-        if record["state"].keys():
-            return record["program"], record["folder"], record.get("processes", 1)  # older versions recorded no processes
-    except (ValueError, KeyError, TypeError, AttributeError):
-        pass
-    raise InputError(f"{file}: expected program, folder and state of a run")
+        program, folder, state = record["program"], record["folder"], record["state"]
+    except (ValueError, KeyError, TypeError):
+        state = None
+    if not isinstance(state, dict):
+        raise InputError(f"{file}: expected program, folder and state of a run")
+    return program, folder, record.get("processes", 1)  # older versions recorded no processes
 
 
 def _check_program(before, now, may_differ):

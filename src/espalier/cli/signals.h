@@ -10,8 +10,7 @@ namespace espalier::cli {
 /// Called first by every command. SIGINT, SIGTERM, SIGHUP and SIGQUIT remove temporary files before they end
 /// the process as usual; a SIGHUP that was ignored at the start (nohup) stays ignored. A write to a closed
 /// pipe or beyond `ulimit -f` fails with an error instead of a signal. Closed standard streams are reopened
-/// so that every access fails; otherwise a file opened later would get their descriptor. Mapped files are
-/// guarded (base/mapped_file_guard.h).
+/// so that every access fails; otherwise a file opened later would get their descriptor. Guards mapped files.
 void prepare_process();
 
 /// A request to stop training, shared with the signal handlers.

@@ -64,8 +64,7 @@ class Decoder : public Model {
   const std::vector<Parameter>& buffers() const { return buffers_; }
   bool has_adapter() const { return !adapter_.parameters.empty(); }
   const Adapter& adapter() const { return adapter_; }
-  /// The adapter's matrices, for passes of another decoder of these weights (row_adapters.h); null without
-  /// one.
+  /// The adapter, for passes of another decoder of these weights (row_adapters.h); null: none.
   accumulating::AdapterMapsPtr adapter_maps() const;
   /// Disables the gradient of `embed` for the row of pad_token_id, as Transformers does. A tied LM head still
   /// contributes. No effect if the config has no pad_token_id.

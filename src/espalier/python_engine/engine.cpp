@@ -204,7 +204,7 @@ struct Engine::State {
     return {prefixes, ready, counts};
   }
 
-  SampledWeights sampled_weights() const { return {now->weights, now->decoder().adapter_maps()}; }
+  SampledWeights sampled_weights() const { return {now->weights, now->maps}; }
 
   SampleOptions sample_options(const SamplingFlags& given) const {
     return given.resolved([&] { return stop_ids.get(); }, config.vocab_size);

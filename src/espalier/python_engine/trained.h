@@ -21,6 +21,7 @@ struct Trained {
           const Group& group)
       : trainer(std::move(decoder), optimizer, group),
         lora(std::move(lora)),
+        maps(this->decoder().adapter_maps()),
         cost(cost_of(this->decoder())) {}
 
   const Decoder& decoder() const { return trainer.decoder(); }
@@ -40,6 +41,7 @@ struct Trained {
 
   StepTrainer trainer;
   std::optional<LoraOptions> lora;
+  accumulating::AdapterMapsPtr maps;  // one, so that rows of one adapter are seen to be that
   ModelCost cost;
   int64_t weights = 0;    // a number that no other weights of the engine have, and these until they change
   int64_t step = 0;       // optimiser steps done

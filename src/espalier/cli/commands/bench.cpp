@@ -43,22 +43,22 @@ namespace {
 /// A row for each side of a data set.
 void add_strategy_rows(const std::string& data, const BenchmarkResult& result, nlohmann::ordered_json* rows) {
   for (const SideResult& side : result.sides) {
-    nlohmann::ordered_json row = {{"data", data},
-                                  {"side", side.side.name},
-                                  {"strategy", to_string(side.side.plan.strategy)},
-                                  {"token_budget", side.side.plan.token_budget},
-                                  {"whole_tree_bound", result.sides.front().bound}};
-    row.update(nlohmann::ordered_json(nlohmann::json(result)));
-    row.update(nlohmann::ordered_json(nlohmann::json(side)));
-    rows->push_back(std::move(row));
+    nlohmann::json row = {{"data", data},
+                          {"side", side.side.name},
+                          {"strategy", to_string(side.side.plan.strategy)},
+                          {"token_budget", side.side.plan.token_budget},
+                          {"whole_tree_bound", result.sides.front().bound}};
+    row.update(result);
+    row.update(side);
+    rows->emplace_back(std::move(row));
   }
 }
 
 /// One row: the tree, by itself or beside packing and append-only merging.
-nlohmann::ordered_json tree_row(const BenchmarkResult& result) {
+nlohmann::json tree_row(const BenchmarkResult& result) {
   const SideResult &tree = result.sides.front(), &packing = result.sides.back();
-  nlohmann::ordered_json row = nlohmann::json(result);
-  row.update(nlohmann::ordered_json(nlohmann::json(tree)));
+  nlohmann::json row = result;
+  row.update(tree);
   row["tree_seconds"] = tree.seconds;
   row["tree_tflops_per_second"] = tree.tflops_per_second;
   if (result.sides.size() == 1) return row;
@@ -233,7 +233,7 @@ void run_bench(BenchArguments flags) {
     if (flags.strategies) {
       add_strategy_rows(set.name, result, &rows);
     } else {
-      rows.push_back(tree_row(result));
+      rows.emplace_back(tree_row(result));
     }
   }
   report(flags, {{"hardware", hardware_of(flags, device)}, {"device", device.str()}, {"rows", rows}});

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the half without LibTorch asks of the other.
+// What data_summary.h and model_flags.h declare and only LibTorch's half can tell.
 #include <algorithm>
 
 #include "espalier/base/output.h"
