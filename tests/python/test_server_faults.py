@@ -145,7 +145,7 @@ def test_a_request_that_is_refused_takes_its_turn(local):
 def test_a_client_that_vanishes(local, monkeypatch):
     gone, here = local.model(), local.model()
     sampler = local.result(local.post("save_weights_for_sampler", {"model_id": gone, "seq_id": 1, "sampling_session_seq_id": 0}))
-    adapter = local.service.model(gone).adapter
+    adapter = local.service.model(gone).weights
     session = local.service.sessions[gone.split(":")[0]]
     waiting = step(local, gone, 3)
     local.on_loop(local.service.end_what_is_over())
@@ -153,7 +153,7 @@ def test_a_client_that_vanishes(local, monkeypatch):
     session.seen -= service.SESSION_SECONDS + 1
     running = step(local, here, 2)  # of another client
     local.on_loop(local.service.end_what_is_over())
-    assert adapter.handle is None and session.session_id not in local.service.sessions
+    assert adapter.adapter is None and session.session_id not in local.service.sessions
     assert local.result(waiting)["category"] == "user" and "no heartbeat" in local.result(waiting)["error"]
     assert local.post("get_info", {"model_id": gone}).status_code == 404
     assert local.post("join_sampling_session", {"sampling_session_id": sampler["sampling_session_id"]}).status_code == 404

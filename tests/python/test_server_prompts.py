@@ -18,7 +18,7 @@ from espalier.server.requests import Sample
 class Engine:
     """Samples a 9; the log-probability of a token is less than 0 by its id."""
 
-    adapter, sampling_counts = None, {}
+    adapter, sampling_counts = None, {"prefix_cache_bytes": 0}
 
     def __init__(self):
         self.scored, self.prompts = [], []
@@ -48,7 +48,7 @@ def request(name, prompt, **more):
 
 def test_prompts_are_scored_in_one_call():
     engine = Engine()
-    base = SimpleNamespace(engine=engine, use=lambda adapter: None, stop_ids=[])
+    base = SimpleNamespace(engine=engine, use=lambda adapter: None, stop_ids=[], holds_one=False)
     samplers = sampling.Samplers(base, Futures(), Counter(), None, None)
     requests = [request("a", [1, 2, 3], prompt_logprobs=True), request("b", [4]), request("c", [5], prompt_logprobs=True),
                 request("d", [6, 7], prompt_logprobs=True), request("e", [1, 2, 3], prompt_logprobs=True, prompt_logprobs_last_n=1)]  # fmt: skip

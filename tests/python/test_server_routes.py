@@ -251,10 +251,10 @@ def test_a_client_that_closes_leaves_nothing(local):
         adapters = [training_adapter(local, training), local.service.sampler(sampling._sampling_session_id).owned]
         sources = len(local.base._sources)
     assert session not in local.service.sessions and len(local.base._sources) == sources - 1
-    assert all(adapter.handle is None and id(adapter) not in local.base._resident for adapter in adapters)
+    assert all(adapter.adapter is None and id(adapter) not in local.base._resident for adapter in adapters)
     assert local.post("session_heartbeat", {"session_id": session}).status_code == 410
     assert local.store.find(local_path(f"tinker://{training.model_id}/weights/stays")).is_dir()
 
 
 def training_adapter(local, training):
-    return local.service.model(training.model_id).adapter
+    return local.service.model(training.model_id).weights

@@ -153,8 +153,7 @@ class App:
 
     @contextlib.asynccontextmanager
     async def _lifespan(self, app: Starlette) -> AsyncIterator[None]:
-        for base in self.service.bases.values():
-            base.start()
+        self.service.start()
         watch = asyncio.get_running_loop().create_task(self.service.watch_sessions())
         try:
             yield
@@ -244,9 +243,9 @@ class App:
 
     async def _get_info(self, request: Request) -> Response:
         model = self.service.model((await _read(request, requests.OfModel)).model_id)
-        return JSONResponse({"type": "get_info", "model_id": model.model_id, "model_name": model.base.name, "is_lora": True,
-                             "lora_rank": model.lora.rank, "model_data": {
-                                 "model_name": model.base.name, "tokenizer_id": str(model.base.folder)},
+        return JSONResponse({"type": "get_info", "model_id": model.model_id, "model_name": model.worker.name,
+                             "is_lora": model.lora.rank > 0, "lora_rank": model.lora.rank, "model_data": {
+                                 "model_name": model.worker.name, "tokenizer_id": str(model.worker.folder)},
                              "espalier": self.service.counter.counts()})  # fmt: skip
 
     async def _unload_model(self, request: Request) -> Response:
@@ -341,7 +340,8 @@ class App:
 
     async def _get_sampler(self, request: Request) -> Response:
         sampler = self.service.sampler(request.path_params["sampler"])
-        return JSONResponse({"sampler_id": sampler.sampler_id, "base_model": sampler.base.name, "model_path": sampler.model_path})
+        return JSONResponse({"sampler_id": sampler.sampler_id, "base_model": sampler.worker.name,
+                             "model_path": sampler.model_path})  # fmt: skip
 
     async def _sample(self, request: Request) -> Response:
         body = await _body(request)

@@ -10,9 +10,9 @@ from ..commands.command_line import ArgumentParser, check_model, positive
 
 DESCRIPTION = """\
 Serves the Tinker API (SDK 0.38) on this machine: training and sampling of LoRA
-adapters for clients of `tinker` and its cookbook. Prefixes that the data of a
-batch share are encoded once, forward and backward, with exactly the gradients of
-training on each datum alone.
+adapters, or of whole weights, for clients of `tinker` and its cookbook. Prefixes
+that the data of a batch share are encoded once, forward and backward, with exactly
+the gradients of training on each datum alone.
 """
 
 EPILOG = """\
@@ -58,6 +58,9 @@ def serve_parser() -> ArgumentParser:
     add("--threads", type=positive, metavar="N", help="CPU threads (default: all cores)")
     add("--max-adapters", type=positive, default=32, metavar="N",
         help="adapters kept in memory; others lie in --state until they are used (default: %(default)s)")  # fmt: skip
+    add("--full-models", type=positive, default=0, metavar="N",
+        help="models that may train their whole weights at a time (LoRA rank 0), each with weights, gradients and optimiser of "
+             "its own; all snapshots of a model together take its weights once more (default: none)")  # fmt: skip
     return parser
 
 

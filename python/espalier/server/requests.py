@@ -41,7 +41,7 @@ class Turn(Request):
 
 
 class Lora(Request):
-    rank: int = Field(ge=1, le=4096)
+    rank: int = Field(ge=0, le=4096)
     seed: Int64 | None = None
     train_unembed: bool = True
     train_mlp: bool = True

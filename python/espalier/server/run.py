@@ -49,7 +49,7 @@ def serve(arguments: argparse.Namespace) -> None:
     try:
         bases = {name: Base(name, folder, _engine_options(arguments), store, arguments.max_adapters)
                  for name, folder in arguments.model.items()}  # fmt: skip
-        service = Service(bases, store)
+        service = Service(bases, store, arguments.full_models)
         app = App(service, arguments.api_key).starlette()
         config = uvicorn.Config(app, host=arguments.host, port=arguments.port, log_level="warning", timeout_graceful_shutdown=5)
         server = _Server(config, service)

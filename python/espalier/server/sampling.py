@@ -19,16 +19,17 @@ from numpy.typing import NDArray
 import espalier
 
 from . import schema
-from .base import Adapter, Base, Counter
+from .base import Counter
 from .data import MAX_TARGETS, fits_csr
 from .errors import Refused
 from .futures import Failure, Future, Futures, failure_of
 from .requests import JsonTensor, Sample
+from .worker import Weights, Worker
 
-MAX_WAITING = 8192    # requests of a base whose samples are not done
+MAX_WAITING = 8192    # requests of a worker whose samples are not done
 SLICE_SECONDS = 0.05  # of sampling, before models in training have their turn
 
-Weights = Callable[[], Adapter | None]  # None: the base's own
+CurrentWeights = Callable[[], Weights | None]  # None: those of the model
 
 
 @dataclass
@@ -39,7 +40,7 @@ class Request:
     sample: Sample
     prompt: NDArray[np.int32]
     max_tokens: int
-    weights: Weights
+    weights: CurrentWeights
     sequence_ids: list[str]
     targets: NDArray[np.int64] | None = None  # [len(prompt) - 1, K], -1: none
     adapter: espalier.Adapter | None = None  # once it joins; stays, though it be dropped or lie on disk meanwhile
@@ -96,37 +97,38 @@ def target_table(given: JsonTensor, prompt_tokens: int, vocab_size: int) -> NDAr
 
 
 class Samplers:
-    """All samplers of a base.
+    """All samplers of a worker.
 
     Args:
-        base: The model.
+        worker: Its engine samples.
         futures: Of the server.
         counter: Of the server.
         record: Called as record(sequence_id, logprobs) for sequences that are to be trained on later.
         tokenizer: Makes that of the model, for stop strings.
     """
 
-    def __init__(self, base: Base, futures: Futures, counter: Counter,
+    def __init__(self, worker: Worker, futures: Futures, counter: Counter,
                  record: Callable[[str, NDArray[np.floating[Any]]], None], tokenizer: Callable[[], Any]) -> None:  # fmt: skip
-        self.base = base
+        self.worker = worker
         self._futures = futures
         self._counter = counter
         self._record = record
         self._tokenizer = tokenizer
         self._waiting: list[Request] = []
+        self._held: list[Request] = []   # until what is sampled from other weights is done
         self._open: _Open | None = None  # while something is sampled
-        self._counted: dict[str, int] = {}
+        self._cached = 0  # bytes of prefixes
 
     def submit(self, request: Request) -> None:
         """Raises Refused where too many wait."""
         if len(self._waiting) + len(self._going_on()) >= MAX_WAITING:
             raise Refused(f"expected at most {MAX_WAITING} waiting requests to samplers, received one more", 429)
         self._waiting.append(request)
-        self.base.wake()
+        self.worker.wake()
 
     def cancel(self, request_id: str) -> None:
         """Drops a request; one that is sampled ends with its next token."""
-        for request in [*self._waiting, *self._going_on()]:
+        for request in [*self._waiting, *self._held, *self._going_on()]:
             if request.future.request_id == request_id:
                 self._futures.finish(request.future, Failure("cancelled by the client", "user"))
         self._waiting = [request for request in self._waiting if request.future.payload is None]
@@ -134,7 +136,7 @@ class Samplers:
     def next_job(self) -> "_Job | None":
         """Requests that have come join, and all go on."""
         taken: list[Request] = []
-        if not self.base.is_stopped:
+        if not self.worker.is_stopped:
             taken, self._waiting = self._waiting, taken
         return _Job(self, taken) if taken or self._open else None
 
@@ -147,11 +149,10 @@ class Samplers:
         """Whether requests are sampled."""
         return self._open is not None
 
-    def count(self) -> None:
-        """What the engine has done since the last time."""
-        counts = self.base.engine.sampling_counts
-        self._counter.add(**{name: count - self._counted.get(name, 0) for name, count in counts.items()})
-        self._counted = counts
+    def _count(self, new: dict[str, int]) -> None:
+        cached = new["prefix_cache_bytes"]  # in all, by the engine that there is now
+        self._counter.add(**{**new, "prefix_cache_bytes": cached - self._cached})
+        self._cached = cached
 
 
 class _Job:
@@ -165,23 +166,29 @@ class _Job:
     def run(self) -> None:
         self._join()
         self._go_on()
-        self._samplers.count()
 
     def _join(self) -> None:
         samplers = self._samplers
-        by_weights: dict[Adapter | None, list[Request]] = {}
-        for request in self._requests:
+        by_weights: dict[Weights | None, list[Request]] = {}
+        for number, request in enumerate(self._requests):
+            weights = request.weights()
+            if samplers.worker.holds_one:
+                held = samplers._open.weights if samplers._open else next(iter(by_weights), weights)
+                if weights is not held:
+                    samplers._held = self._requests[number:]  # in their order, so that none waits for later ones
+                    break
             try:
                 if request.stop_texts():
                     samplers._tokenizer()
-                by_weights.setdefault(request.weights(), []).append(request)
+                by_weights.setdefault(weights, []).append(request)
             except Exception as error:  # there is no tokenizer
                 self._done += _failed([request], failure_of(error))
         for weights, requests in by_weights.items():
             try:
+                samplers.worker.use(weights)
                 if samplers._open is None:
-                    samplers._open = _Open(samplers)
-                samplers._open.add(weights, requests)
+                    samplers._open = _Open(samplers, weights)
+                samplers._open.add(requests)
             except Exception as error:
                 self._done += _failed(requests, failure_of(error))
 
@@ -190,12 +197,14 @@ class _Job:
         until = time.monotonic() + SLICE_SECONDS
         while samplers._open is not None:
             self._done += samplers._open.step()
+            samplers._count(samplers._open.new_counts())
             if not samplers._open.requests:
                 samplers._open = None
             if self._done or samplers._waiting or time.monotonic() >= until:
                 break
 
     def finish(self) -> None:
+        self._requeue()
         for request in self._done:
             assert request.result is not None
             if isinstance(request.result, bytes) and request.sample.record_stability_info:
@@ -204,24 +213,37 @@ class _Job:
             self._samplers._futures.finish(request.future, request.result)
 
     def fail(self, failure: Failure) -> None:
+        self._samplers._held = []
         for request in [*self._requests, *self._done]:
             self._samplers._futures.finish(request.future, failure)
 
+    def _requeue(self) -> None:
+        samplers = self._samplers
+        held, samplers._held = samplers._held, []
+        samplers._waiting[:0] = [request for request in held if request.future.payload is None]
+
 
 class _Open:
-    """Requests that are sampled side by side."""
+    """Requests that are sampled side by side. `weights` are those of the first ones."""
 
-    def __init__(self, samplers: Samplers) -> None:
+    def __init__(self, samplers: Samplers, weights: Weights | None) -> None:
+        self.weights = weights
         self.requests: dict[int, Request] = {}  # by number of the prompt
         self._samplers = samplers
-        self._engine = samplers.base.engine
+        self._engine = samplers.worker.engine
+        self._counted = self._engine.sampling_counts
         self._sampling = self._engine.sampling()
         self._texts = StopTexts(samplers._tokenizer)
 
-    def add(self, weights: Adapter | None, requests: list[Request]) -> None:
-        """They join. Their prompts are scored in one call, in which prefixes that they share are encoded once. Raises InputError
-        where the adapter is no more."""
-        self._samplers.base.use(weights)
+    def new_counts(self) -> dict[str, int]:
+        """What the engine has counted since the last time, and the bytes of its prefixes."""
+        before, now = self._counted, self._engine.sampling_counts
+        self._counted = now
+        return {name: count if name == "prefix_cache_bytes" else count - before[name] for name, count in now.items()}
+
+    def add(self, requests: list[Request]) -> None:
+        """They join, with the weights in use. Their prompts are scored in one call, in which prefixes that they share are encoded
+        once."""
         asking = [request for request in requests if request.sample.prompt_logprobs]
         longer = [request.prompt for request in asking if len(request.prompt) > 1]
         scored = iter(self._engine.logprobs(longer) if longer else [])
@@ -229,7 +251,7 @@ class _Open:
             request.prompt_logprobs = np.full(len(request.prompt), np.nan, "<f4")
             if len(request.prompt) > 1:
                 request.prompt_logprobs[1:] = next(scored)[1:]
-        params = [request.params(self._samplers.base.stop_ids) for request in requests]
+        params = [request.params(self._samplers.worker.stop_ids) for request in requests]
         for number, request in zip(self._sampling.add([request.prompt for request in requests], params), requests, strict=True):
             self.requests[number] = request
             request.adapter = self._engine.adapter
@@ -292,7 +314,7 @@ class _Open:
 
     def _set_topk(self, message: Any, tokens: NDArray[np.int32], k: int, begin: int) -> None:
         """Of the positions from `begin` on. The first of a prompt, which nothing predicts, has -1 and nan."""
-        k = min(k, self._samplers.base.vocab_size)
+        k = min(k, self._samplers.worker.vocab_size)
         found = self._engine.topk_logprobs([tokens], k)[0]
         ids, values = found.ids.astype("<i4"), found.values.astype("<f4")
         values[0] = np.nan

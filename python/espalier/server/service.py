@@ -2,13 +2,12 @@
 """What the routes do: sessions, models, samplers and checkpoints of one server. Runs on the thread of the event loop."""
 
 import asyncio
-import collections
 import logging
 import secrets
 import shutil
 import time
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -16,90 +15,52 @@ from typing import Any
 import numpy as np
 
 from . import requests, sampling, training
-from .base import Adapter, Base, Counter, LoraSettings
+from .base import Base, Counter
 from .data import datum_of
 from .errors import Refused
-from .futures import PENDING_REQUESTS, Failure, Future, Futures, failure_of
+from .futures import Failure, Future, Futures, failure_of
 from .losses import RequestLoss
+from .full_weights import FullWeights, Snapshots
+from .sessions import Completions, Records, Sampler, Session
 from .store import CheckpointPath, Store
+from .worker import LoraSettings, TrainingWorker, Weights, Worker
 
 logger = logging.getLogger("uvicorn.error")
 SESSION_SECONDS = 600.0    # without a heartbeat, until a session ends; clients send one every 10 seconds
-RECORD_SECONDS = 86400.0   # that sampled sequences are remembered for stable_reinforce
-RECORDED_TOKENS = 1 << 27  # of all of them; the oldest go first
 MAX_SESSIONS = 1024
 MAX_MODELS = 256           # of a session
-MAX_SNAPSHOTS = 256        # of a session; the one longest unused goes first
+MAX_SNAPSHOTS = 256        # of adapters, of a session; the one longest unused goes first
+MAX_FULL_SNAPSHOTS = 8     # of whole weights, likewise: each takes the disk of a model
 CLIENT_NUMBERS = 1_000_000_000  # seq_id of samples: those of the client N of a sampler begin at N times this
 MAX_DATA = 4096            # of a request
 
 
-@dataclass
-class Session:
-    """A client."""
+@dataclass(frozen=True)
+class _NewModel:
+    """A model that is to be made, for `create_model` or `load_weights`."""
 
-    session_id: str
-    display_name: str | None
-    seen: float = field(default_factory=time.monotonic)
-    models: dict[str, training.Model] = field(default_factory=dict)
-    samplers: dict[str, "Sampler"] = field(default_factory=dict)  # the last used one last
-
-
-class Completions:
-    """What `retrieve_futures` tells one client of a sampler, in order. What it has seen is forgotten."""
-
-    def __init__(self) -> None:
-        self._kept: collections.deque[dict[str, Any]] = collections.deque(maxlen=PENDING_REQUESTS)
-        self.count = 0
-
-    def add(self, told: dict[str, Any]) -> None:
-        self._kept.append(told)
-        self.count += 1
-
-    def since(self, cursor: int) -> list[dict[str, Any]]:
-        while self._kept and self.count - len(self._kept) < cursor:
-            self._kept.popleft()
-        return list(self._kept)
-
-
-@dataclass
-class Sampler:
-    """A sampling session: weights that a client samples from."""
-
-    sampler_id: str
-    session: Session
+    request: Any
     base: Base
-    weights: sampling.Weights
-    model_path: str | None = None
-    owned: Adapter | None = None  # goes with the sampler
-    clients: int = 0
-    completions: dict[int, Completions] = field(default_factory=dict)  # by client
-    news: asyncio.Event = field(default_factory=asyncio.Event)
+    lora: LoraSettings
+    kind: str
+    checkpoint: Path | None = None  # with whose weights it begins
+    optimizer: bool = False         # and with those of its optimiser
 
+    @property
+    def session_id(self) -> str:
+        return str(self.request.session_id)
 
-class Records:
-    """Log-probabilities of sampled sequences, by their ids, as they were when they were sampled."""
+    @property
+    def number(self) -> int:
+        return int(self.request.model_seq_id)
 
-    def __init__(self) -> None:
-        self._kept: collections.OrderedDict[str, tuple[float, Any]] = collections.OrderedDict()
-        self._tokens = 0
+    @property
+    def model_id(self) -> str:
+        return f"{self.session_id}:train:{self.number}"
 
-    def add(self, sequence_id: str, logprobs: Any) -> None:
-        self._kept[sequence_id] = (time.monotonic(), np.asarray(logprobs, np.float32))
-        self._tokens += len(logprobs)
-        oldest = time.monotonic() - RECORD_SECONDS
-        while self._kept:
-            first = next(iter(self._kept))
-            if self._kept[first][0] >= oldest and self._tokens <= RECORDED_TOKENS:
-                return
-            self._tokens -= len(self._kept.pop(first)[1])
-
-    def get(self, sequence_id: str) -> Any:
-        """None where there is none. Training on a sequence keeps it for another day."""
-        if sequence_id not in self._kept:
-            return None
-        self._kept[sequence_id] = (time.monotonic(), self._kept.pop(sequence_id)[1])
-        return self._kept[sequence_id][1]
+    @property
+    def metadata(self) -> Any:
+        return self.request.user_metadata
 
 
 class Service:
@@ -108,19 +69,29 @@ class Service:
     Args:
         bases: The models, by name.
         store: Checkpoints.
+        max_full_models: How many models may train their whole weights at a time.
     """
 
-    def __init__(self, bases: Mapping[str, Base], store: Store) -> None:
+    def __init__(self, bases: Mapping[str, Base], store: Store, max_full_models: int = 0) -> None:
         self.bases = dict(bases)
         self.store = store
         self.futures = Futures()
         self.counter = Counter()
         self.records = Records()
         self.sessions: dict[str, Session] = {}
-        self._samplers: dict[str, sampling.Samplers] = {}
-        for name, base in self.bases.items():
-            self._samplers[name] = sampling.Samplers(base, self.futures, self.counter, self.records.add, _tokenizer(base.folder))
-            base.add(self._samplers[name])
+        self._max_full_models = max_full_models
+        self._full_models: set[object] = set()  # their session and number, from the request for them on
+        self._snapshots = {name: Snapshots(base) for name, base in self.bases.items()}
+        self._samplers: dict[Worker, sampling.Samplers] = {}
+        for worker in (*self.bases.values(), *self._snapshots.values()):
+            samplers = sampling.Samplers(worker, self.futures, self.counter, self.records.add, _tokenizer(worker.folder))
+            self._samplers[worker] = samplers
+            worker.add(samplers)
+
+    def start(self) -> None:
+        """Once the event loop runs."""
+        for worker in self._samplers:
+            worker.start()
 
     def base(self, name: str | None) -> Base:
         """By name or folder. Raises Refused."""
@@ -152,8 +123,10 @@ class Service:
         self.sessions.pop(session.session_id, None)
         for model in session.models.values():
             _retire(model, why)
-        for base in self.bases.values():  # after the job that runs, which may add to what the session has
-            await base.do(_dropping(base, session))
+        for model in list(session.models.values()):  # after the job that runs, which may add to what the session has
+            await self._drop(model)
+        for worker in self._samplers:
+            await worker.do(_dropping(worker, session))
 
     async def watch_sessions(self) -> None:
         """Ends sessions whose clients have gone, and requests that wait for one that never comes."""
@@ -175,8 +148,9 @@ class Service:
     async def stop(self) -> None:
         """Takes no more requests, and waits for those that run."""
         self.futures.close()
-        for base in self.bases.values():
-            await base.stop()
+        models = [model for session in self.sessions.values() for model in session.models.values()]
+        for worker in {model.worker: None for model in models} | dict.fromkeys(self._samplers):
+            await worker.stop()
         self.futures.release()
 
     # Models.
@@ -190,42 +164,72 @@ class Service:
         return session.models[model_id]
 
     def create_model(self, request: requests.CreateModel) -> Future:
-        """A model with a new adapter."""
+        """A model with a new adapter, or with whole weights."""
         _check_optimizer(request.optimizer_config)
         base = self.base(request.base_model)
-        if request.lora_config is None:
-            raise Refused("lora_config: expected the settings of an adapter, received none: whole weights are not trained here")
-        given = request.lora_config
+        given = request.lora_config or requests.Lora(rank=0)
         seed = secrets.randbits(31) if given.seed is None else given.seed
         lora = LoraSettings(given.rank, seed, given.train_mlp, given.train_attn, given.train_unembed)
-        return self._new_model(request.session_id, request.model_seq_id, base, lora, request.user_metadata,
-                               lambda model: base.new_adapter(lora), "create_model")  # fmt: skip
+        if lora.rank == 0 and not (lora.train_mlp and lora.train_attn and lora.train_unembed):
+            raise Refused("lora_config: expected train_mlp, train_attn and train_unembed with rank 0, which trains all weights, "
+                          "received one that is false")  # fmt: skip
+        return self._new_model(_NewModel(request, base, lora, "create_model"))
 
-    def _new_model(self, session_id: str, number: int, base: Base, lora: LoraSettings, metadata: Any,
-                   make: Callable[[training.Model], Adapter], kind: str) -> Future:  # fmt: skip
-        session = self.session(session_id)
-        model_id = f"{session.session_id}:train:{number}"
-        request_id = f"{model_id}:{kind}"
+    def _new_model(self, new: "_NewModel") -> Future:
+        session = self.session(new.session_id)
+        request_id = f"{new.model_id}:{new.kind}"
         if (known := self.futures.get(request_id)) is not None:
             return known
-        if model_id in session.models or len(session.models) >= MAX_MODELS:
-            raise Refused(f"model_seq_id: expected a new number, and at most {MAX_MODELS} models of a session, received {number}")
-        model = training.Model(model_id, base, lora, self.futures, self.counter)
+        if new.model_id in session.models or len(session.models) >= MAX_MODELS:
+            raise Refused(f"model_seq_id: expected a new number, and at most {MAX_MODELS} models of a session, received "
+                          f"{new.number}")  # fmt: skip
+        if new.lora.rank == 0:
+            if len(self._full_models) >= self._max_full_models:
+                raise Refused(f"lora_config: expected at most {self._max_full_models} models with whole weights (--full-models), "
+                              "received one more")  # fmt: skip
+            self._full_models.add(new.model_id)
 
         async def work() -> dict[str, Any]:
-            model.adapter = await base.do(lambda: make(model))
+            model = training.Model(new.model_id, *await self._new_weights(new), self.futures, self.counter)
             try:
-                self.store.add_run(model_id, {"base_model": base.name, "lora": vars(lora), "user_metadata": _texts(metadata)})
-                if self.sessions.get(session_id) is not session:
+                self.store.add_run(new.model_id, {"base_model": new.base.name, "lora": vars(new.lora),
+                                                  "user_metadata": _texts(new.metadata)})  # fmt: skip
+                if self.sessions.get(session.session_id) is not session:
                     raise Refused("session_id: expected a session that goes on; it has ended")
             except Exception:
-                await base.do(lambda: _drop_model(model))
+                await self._drop(model)
                 raise
-            session.models[model_id] = model
-            base.add(model)
-            return {"type": kind, "model_id": model_id}
+            session.models[new.model_id] = model
+            model.worker.add(model)
+            return {"type": new.kind, "model_id": new.model_id}
 
-        return self._begin(self.futures.create(request_id, model_id=model_id), work())
+        return self._begin(self.futures.create(request_id, model_id=new.model_id), work())
+
+    async def _new_weights(self, new: "_NewModel") -> tuple[TrainingWorker, Weights]:
+        base, folder = new.base, new.checkpoint
+        if new.lora.rank > 0:
+            def make() -> Weights:
+                if folder is None:
+                    return base.new_weights(new.lora)
+                return base.load(folder, new.lora, optimizer=new.optimizer)
+
+            return base, await base.do(make)
+        try:
+            full = await asyncio.to_thread(
+                FullWeights, base, new.lora, self._snapshots[base.name], folder, optimizer=new.optimizer)  # fmt: skip
+        except BaseException:
+            self._full_models.discard(new.model_id)
+            raise
+        full.start()
+        return full, full.weights
+
+    async def _drop(self, model: training.Model) -> None:
+        """After its last job."""
+        worker = model.worker
+        await worker.do(lambda: _drop_weights(model))
+        if isinstance(worker, FullWeights):
+            await worker.stop()
+            self._full_models.discard(model.model_id)
 
     def _begin(self, future: Future, work: Awaitable[dict[str, Any]]) -> Future:
         """Work beside that of the models; its result or error is that of the future."""
@@ -279,8 +283,8 @@ class Service:
         def make(model: training.Model) -> training.Passes:
             if not 1 <= len(message.data) <= MAX_DATA:
                 raise Refused(f"data: expected 1 to {MAX_DATA} of a request, received {len(message.data)}")
-            base = model.base
-            data = [datum_of(datum, base.vocab_size, base.max_context) for datum in message.data]
+            worker = model.worker
+            data = [datum_of(datum, worker.vocab_size, worker.max_context) for datum in message.data]
             loss = RequestLoss(message.loss_fn, config, data, self.records.get)
             return training.Passes(data, loss, message.forward_only)
 
@@ -299,7 +303,7 @@ class Service:
         _retire(model, "the model was unloaded")
 
         async def work() -> dict[str, Any]:
-            await model.base.do(lambda: _drop_model(model))
+            await self._drop(model)
             return {"type": "unload_model", "model_id": model_id}
 
         return self._begin(future, work())
@@ -310,10 +314,10 @@ class Service:
         """Writes a checkpoint."""
         def work(model: training.Model) -> dict[str, Any]:
             path = CheckpointPath.of(request.model_id, f"{kind}/{request.path or f'{request.seq_id:06d}'}")
-            model.base.use(model.adapter)
+            model.worker.use(model.weights)
             with self.store.writing(path, overwrite=request.overwrite or kind != "weights", ttl_seconds=request.ttl_seconds,
                                     user_metadata=request.user_metadata) as folder:  # fmt: skip
-                model.base.engine.save(folder)
+                model.worker.engine.save(folder)
             return {"type": {"weights": "save_weights", "sampler_weights": "save_weights_for_sampler"}.get(
                 kind, "save_weights_external"), "path": str(path)}  # fmt: skip
 
@@ -331,19 +335,18 @@ class Service:
         if request.sampling_session_seq_id is None:
             return self.save_weights(request, "sampler_weights")
         session = self.session(request.model_id.partition(":")[0])
-        self._make_room(session)
+        self._make_room(session, self.model(request.model_id).lora)
         sampler_id = f"{session.session_id}:sample:{request.sampling_session_seq_id}"
 
         def work(model: training.Model) -> dict[str, Any]:
-            assert model.adapter is not None
-            copy = model.base.snapshot(model.adapter)
+            copy = model.worker.snapshot(model.weights)
             if request.kind == "inflight":
                 before, model.published = model.published, copy
                 if before is not None:
-                    model.base.drop(before)
-                sampler = Sampler(sampler_id, session, model.base, lambda: model.published)
+                    before.worker.drop(before)
+                sampler = Sampler(sampler_id, session, copy.worker, lambda: model.published)
             else:
-                sampler = Sampler(sampler_id, session, model.base, lambda: copy, owned=copy)
+                sampler = Sampler(sampler_id, session, copy.worker, lambda: copy, owned=copy)
             session.samplers[sampler_id] = sampler
             return {"type": "save_weights_for_sampler", "sampling_session_id": sampler_id}
 
@@ -365,18 +368,14 @@ class Service:
             if request.optimizer_config is not None:
                 _check_optimizer(request.optimizer_config)
             folder, base, lora, _ = self._checkpoint(request.path)
-            return self._new_model(
-                request.session_id, request.model_seq_id, base, lora, request.user_metadata,
-                lambda model: base.load(folder, lora, optimizer=request.optimizer), "load_weights")  # fmt: skip
+            return self._new_model(_NewModel(request, base, lora, "load_weights", folder, request.optimizer))
 
         def work(model: training.Model) -> dict[str, Any]:
             folder, base, lora, path = self._checkpoint(request.path)
-            if model.base is not base or model.lora != lora:
-                raise Refused(f"{path}: expected an adapter of {model.base.name} with {model.lora}, received one of {base.name} "
+            if model.worker.served is not base or model.lora != lora:
+                raise Refused(f"{path}: expected weights of {model.worker.name} with {model.lora}, received those of {base.name} "
                               f"with {lora}")  # fmt: skip
-            before, model.adapter = model.adapter, base.load(folder, lora, optimizer=request.optimizer)
-            if before is not None:
-                base.drop(before)
+            model.weights = model.worker.replaced(model.weights, folder, optimizer=request.optimizer)
             return {"type": "load_weights", "path": str(path), "model_id": model.model_id}
 
         return self._submit(request.model_id, request.seq_id or 0, lambda model: work)
@@ -396,7 +395,7 @@ class Service:
 
     def weights_info(self, text: str) -> dict[str, Any]:
         _, base, lora, _ = self._checkpoint(text)
-        return {"base_model": base.name, "is_lora": True, "lora_rank": lora.rank, "train_unembed": lora.train_unembed,
+        return {"base_model": base.name, "is_lora": lora.rank > 0, "lora_rank": lora.rank, "train_unembed": lora.train_unembed,
                 "train_mlp": lora.train_mlp, "train_attn": lora.train_attn}  # fmt: skip
 
     # Samplers.
@@ -412,24 +411,28 @@ class Service:
             session.samplers[sampler_id] = Sampler(sampler_id, session, base, lambda: None)
             return sampler_id
         folder, base, lora, path = self._checkpoint(request.model_path)
-        self._make_room(session)
+        self._make_room(session, lora)
+        worker: Worker = self._snapshots[base.name] if lora.rank == 0 else base
 
         def load() -> None:
             if sampler_id not in session.samplers:  # else a repeated request was faster
-                adapter = base.load(folder, lora, optimizer=False, is_snapshot=True)
-                session.samplers[sampler_id] = Sampler(sampler_id, session, base, lambda: adapter, str(path), adapter)
+                weights = (base.load(folder, lora, optimizer=False, is_snapshot=True) if lora.rank > 0 else
+                           self._snapshots[base.name].load(folder, lora))  # fmt: skip
+                session.samplers[sampler_id] = Sampler(sampler_id, session, worker, lambda: weights, str(path), weights)
 
-        await base.do(load)
+        await worker.do(load)
         if self.sessions.get(session.session_id) is not session:
-            await base.do(_dropping(base, session))
+            await worker.do(_dropping(worker, session))
         return sampler_id
 
-    def _make_room(self, session: Session) -> None:
-        """For a snapshot more."""
-        owned = [sampler for sampler in list(session.samplers.values()) if sampler.owned is not None]
-        for sampler in owned[: max(0, len(owned) - MAX_SNAPSHOTS + 1)]:
+    def _make_room(self, session: Session, lora: LoraSettings) -> None:
+        """For a snapshot more of this kind."""
+        is_full = lora.rank == 0
+        owned = [sampler for sampler in list(session.samplers.values())
+                 if sampler.owned is not None and (sampler.owned.lora.rank == 0) == is_full]  # fmt: skip
+        for sampler in owned[: max(0, len(owned) - (MAX_FULL_SNAPSHOTS if is_full else MAX_SNAPSHOTS) + 1)]:
             del session.samplers[sampler.sampler_id]
-            _start(sampler.base.do(_dropping_sampler(sampler)))
+            _start(sampler.worker.do(_dropping_sampler(sampler)))
 
     def sampler(self, sampler_id: str) -> Sampler:
         """Raises Refused."""
@@ -452,15 +455,15 @@ class Service:
         if client > sampler.clients:
             raise Refused(f"seq_id: expected a number below {(sampler.clients + 1) * CLIENT_NUMBERS}, as the sampler was joined "
                           f"{sampler.clients} times, received {request.seq_id}")  # fmt: skip
-        base = sampler.base
-        prompt, max_tokens = _prompt(request, base)
+        worker = sampler.worker
+        prompt, max_tokens = _prompt(request, worker)
         targets = None
         if request.target_prompt_logprobs is not None:
-            targets = sampling.target_table(request.target_prompt_logprobs, len(prompt), base.vocab_size)
+            targets = sampling.target_table(request.target_prompt_logprobs, len(prompt), worker.vocab_size)
         ids = [f"{request_id}:{number}" for number in range(request.num_samples)]
         future = self.futures.create(request_id, sample_sequence_ids=ids)
         try:
-            self._samplers[base.name].submit(
+            self._samplers[worker].submit(
                 sampling.Request(future, request, prompt, max_tokens, sampler.weights, ids, targets))  # fmt: skip
         except Refused as error:
             self.futures.finish(future, Failure(str(error), "user"))
@@ -497,17 +500,17 @@ class Service:
             samplers.cancel(request_id)
 
 
-def _prompt(request: requests.Sample, base: Base) -> tuple[Any, int]:
+def _prompt(request: requests.Sample, worker: Worker) -> tuple[Any, int]:
     """Tokens of a prompt, and how many may be sampled."""
     for chunk in request.prompt.chunks:
         if chunk.type != "encoded_text":
             raise Refused(f"prompt: expected chunks of tokens alone, received one of type {chunk.type!r}")
     ids = [token for chunk in request.prompt.chunks for token in chunk.tokens]
-    if not 1 <= len(ids) < base.max_context:
-        raise Refused(f"prompt: expected 1 to {base.max_context - 1} tokens, received {len(ids)}")
-    if min(ids) < 0 or max(ids) >= base.vocab_size:
-        raise Refused(f"prompt: expected token ids from 0 and below {base.vocab_size}, received {min(ids)} to {max(ids)}")
-    room = base.max_context - len(ids)
+    if not 1 <= len(ids) < worker.max_context:
+        raise Refused(f"prompt: expected 1 to {worker.max_context - 1} tokens, received {len(ids)}")
+    if min(ids) < 0 or max(ids) >= worker.vocab_size:
+        raise Refused(f"prompt: expected token ids from 0 and below {worker.vocab_size}, received {min(ids)} to {max(ids)}")
+    room = worker.max_context - len(ids)
     return np.array(ids, np.int32), min(request.sampling_params.max_tokens or room, room)
 
 
@@ -521,31 +524,28 @@ def _failing(error: Exception) -> training.Work:
 def _retire(model: training.Model, why: str) -> None:
     """No more of its jobs begin."""
     model.fail_all(why)
-    model.base.remove(model)
+    model.worker.remove(model)
 
 
-def _drop_model(model: training.Model) -> None:
-    """On the thread of its base, after its last job."""
-    for adapter in (model.adapter, model.published):
-        if adapter is not None:
-            model.base.drop(adapter)
+def _drop_weights(model: training.Model) -> None:
+    """On the thread of its worker, after its last job."""
+    for weights in (model.weights, model.published):
+        if weights is not None:
+            weights.worker.drop(weights)
 
 
-def _dropping(base: Base, session: Session) -> Callable[[], None]:
-    """Forgets what a session that has ended has on a base."""
+def _dropping(worker: Worker, session: Session) -> Callable[[], None]:
+    """Forgets what samplers of a session that has ended have of a worker."""
     def drop() -> None:
-        for model in session.models.values():
-            if model.base is base:
-                _drop_model(model)
         for sampler in session.samplers.values():
-            if sampler.base is base and sampler.owned is not None:
-                base.drop(sampler.owned)
+            if sampler.worker is worker and sampler.owned is not None:
+                worker.drop(sampler.owned)
 
     return drop
 
 
 def _dropping_sampler(sampler: Sampler) -> Callable[[], None]:
-    return lambda: None if sampler.owned is None else sampler.base.drop(sampler.owned)
+    return lambda: None if sampler.owned is None else sampler.worker.drop(sampler.owned)
 
 
 def _check_optimizer(optimizer: requests.Optimizer) -> None:

@@ -3,12 +3,12 @@
 
     STATE/lock                            held by the server that uses the folder
     STATE/runs/RUN/run.json               the run: base model, adapter, user metadata
-    STATE/runs/RUN/KIND/NAME/adapter/     a checkpoint: a folder of PEFT with optimiser state (Engine.save)
+    STATE/runs/RUN/KIND/NAME/adapter/     a checkpoint: a folder of PEFT, or a model, with optimiser state (Engine.save)
     STATE/runs/RUN/KIND/NAME/about.json   when it was written and when it expires
     STATE/runs/RUN/KIND/.new-*            what is being written; whole before it gets its name
     STATE/runs/RUN/KIND/.old-NAME         what NAME replaces, until NAME is there; a server that starts puts it back
     STATE/runs/RUN/KIND/.gone-*           what was deleted or has expired
-    STATE/parked/                         adapters in no use at the moment; emptied when a server starts
+    STATE/parked/                         weights in no use at the moment; emptied when a server starts
 
 KIND is weights, sampler_weights or external_weights. RUN and NAME have letters, digits and few signs, so that no path from
 a client leaves the folder.
@@ -129,7 +129,7 @@ class Store:
         self._lock.close()
 
     def parked(self) -> Path:
-        """A new place for an adapter that is in no use."""
+        """A new place for weights that are in no use."""
         return self._parked / secrets.token_hex(8)
 
     def _folder(self, path: CheckpointPath) -> Path:
@@ -151,8 +151,9 @@ class Store:
         found = self.checkpoints(run)
         last = {each["checkpoint_type"]: each for each in sorted(found, key=lambda each: each["time"])}
         times = [about["created"], *(each["time"] for each in found)]
-        return {"training_run_id": run, "base_model": about["base_model"], "model_owner": "local", "is_lora": True,
-                "lora_rank": about["lora"]["rank"], "last_request_time": max(times), "last_checkpoint": last.get("training"),
+        rank = about["lora"]["rank"]
+        return {"training_run_id": run, "base_model": about["base_model"], "model_owner": "local", "is_lora": rank > 0,
+                "lora_rank": rank, "last_request_time": max(times), "last_checkpoint": last.get("training"),
                 "last_sampler_checkpoint": last.get("sampler"), "user_metadata": about.get("user_metadata"),
                 "about": about}  # fmt: skip
 
@@ -185,7 +186,7 @@ class Store:
                 **about}  # fmt: skip
 
     def find(self, path: CheckpointPath) -> Path:
-        """The folder of PEFT of a checkpoint. Raises Refused."""
+        """The folder of PEFT of a checkpoint, or that of a model. Raises Refused."""
         if self._live(path) is None:
             raise Refused(f"{path}: expected a checkpoint, found none; it may have expired", 404)
         return self._folder(path) / _ADAPTER
@@ -193,7 +194,7 @@ class Store:
     @contextlib.contextmanager
     def writing(self, path: CheckpointPath, *, overwrite: bool = False, ttl_seconds: int | None = None,
                 user_metadata: dict[str, str] | None = None) -> Iterator[Path]:  # fmt: skip
-        """Where to write a folder of PEFT. Afterwards it is the checkpoint, in place of what was there.
+        """Where to write the weights. Afterwards it is the checkpoint, in place of what was there.
 
         Raises Refused if the checkpoint exists and `overwrite` is not given.
         """

@@ -15,12 +15,13 @@ from typing import Any
 import numpy as np
 
 from ..native import core
-from .base import Adapter, Base, Counter, LoraSettings
+from .base import Counter
 from .data import Datum, Rows, output_of
 from .errors import Refused
 from .futures import Failure, Future, Futures
 from .losses import RequestLoss
 from .requests import Adam
+from .worker import LoraSettings, TrainingWorker, Weights
 
 WINDOW_SECONDS = 0.01
 GAP_SECONDS = 300.0    # that operations wait for an earlier one
@@ -29,7 +30,7 @@ MAX_OPERATIONS = 4096  # of a model that wait
 
 @dataclass
 class Operation:
-    """A request to a model. Its `work` runs on the thread of the base, and returns the result."""
+    """A request to a model. Its `work` runs on the thread of the worker, and returns the result."""
 
     future: Future
     work: "Work | Passes"
@@ -58,27 +59,29 @@ class Model:
 
     Args:
         model_id: SESSION:train:NUMBER.
-        base: On which it stands.
-        lora: Its settings.
-        adapter: Its weights; None until it is made.
+        worker: That trains it.
+        weights: What is trained.
         futures: Of the server.
         counter: Of the server.
     """
 
     has_begun = False  # a job is all of what it does
 
-    def __init__(self, model_id: str, base: Base, lora: LoraSettings, futures: Futures, counter: Counter) -> None:
+    def __init__(self, model_id: str, worker: TrainingWorker, weights: Weights, futures: Futures, counter: Counter) -> None:
         self.model_id = model_id
-        self.base = base
-        self.lora = lora
-        self.adapter: Adapter | None = None
-        self.published: Adapter | None = None  # what inflight samplers use
+        self.worker = worker
+        self.weights = weights
+        self.published: Weights | None = None  # what inflight samplers use
         self._futures = futures
         self._counter = counter
         self._waiting: dict[int, Operation] = {}
         self._next = 1
         self._last_arrival = 0.0
         self._timer: asyncio.TimerHandle | None = None
+
+    @property
+    def lora(self) -> LoraSettings:
+        return self.weights.lora
 
     def check(self, seq_id: int) -> None:
         """Whether `submit` can take an operation with this number. Raises Refused."""
@@ -95,7 +98,7 @@ class Model:
         """An operation with its place in the order, a new one."""
         self._waiting[seq_id] = operation
         self._last_arrival = time.monotonic()
-        self.base.wake()
+        self.worker.wake()
 
     def fail_all(self, message: str) -> None:
         """Ends what waits."""
@@ -136,7 +139,7 @@ class Model:
             return True
         if self._timer is not None:
             self._timer.cancel()
-        self._timer = asyncio.get_running_loop().call_later(left, self.base.wake)
+        self._timer = asyncio.get_running_loop().call_later(left, self.worker.wake)
         return False
 
 
@@ -173,10 +176,9 @@ class _Job:
     def _run_passes(self) -> None:
         passes = [operation.passes for operation in self._operations if operation.passes is not None]
         rows = Rows([datum for each in passes for datum in each.data])
-        base = self._model.base
-        base.use(self._model.adapter)
-        assert self._model.adapter is not None
-        self._model.adapter.has_gradients |= not passes[0].forward_only
+        weights = self._model.weights
+        self._model.worker.use(weights)
+        weights.has_gradients |= not passes[0].forward_only
         if passes[0].forward_only:
             logprobs, losses, encoded = self._forward(rows, passes)
         else:
@@ -211,14 +213,14 @@ class _Job:
             seen["logprobs"] = [values.detach().numpy() for values in logprobs]
             return sum(values)
 
-        metrics = self._model.base.engine.forward_backward(rows.rows, loss)
+        metrics = self._model.worker.engine.forward_backward(rows.rows, loss)
         return (rows.per_datum(seen["logprobs"], lambda columns: np.stack(columns, 1)), seen["losses"],
                 metrics["encoded_tokens"])  # fmt: skip
 
     def _forward(self, rows: Rows, passes: list[Passes]) -> Any:
         import torch
 
-        values = [np.asarray(row[1:], np.float64) for row in self._model.base.engine.logprobs(rows.rows)]
+        values = [np.asarray(row[1:], np.float64) for row in self._model.worker.engine.logprobs(rows.rows)]
         losses = [float(value) for value in self._losses(rows, passes, [torch.from_numpy(row) for row in values])]
         forest = core.build_forest(rows.rows.offsets, rows.rows.input_ids)
         return rows.per_datum(values, lambda columns: np.stack(columns, 1)), losses, forest.tree_tokens
@@ -228,12 +230,11 @@ def optim_step(adam: Adam) -> Work:
     """The work of an optimiser step."""
 
     def work(model: Model) -> dict[str, Any]:
-        model.base.use(model.adapter)
-        done = model.base.engine.optim_step(
+        model.worker.use(model.weights)
+        done = model.worker.engine.optim_step(
             adam.learning_rate, beta1=adam.beta1, beta2=adam.beta2, eps=adam.eps, weight_decay=adam.weight_decay,
             max_grad_norm=adam.grad_clip_norm)  # fmt: skip
-        assert model.adapter is not None
-        model.adapter.has_gradients = False
+        model.weights.has_gradients = False
         return {"metrics": {name: float(value) for name, value in done.items()}}
 
     return work

@@ -1,0 +1,105 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whole weights of clients: each model in training has an engine of its own, and all snapshots of a model another one.
+
+Snapshots lie on disk; the one that is sampled is in memory. So a served model takes, for each model in training, weights,
+gradients and optimiser, and for all samplers together the weights once.
+"""
+
+import contextlib
+import os
+import shutil
+from pathlib import Path
+
+from ..engine import Engine
+from ..errors import InputError
+from .base import Base
+from .worker import LoraSettings, TrainingWorker, Weights, Worker
+
+
+class Snapshots(Worker):
+    """Samples snapshots of whole weights.
+
+    Args:
+        base: The model whose weights they were.
+    """
+
+    holds_one = True
+
+    def __init__(self, base: Base) -> None:
+        super().__init__(base.name, base.folder, base.options, base.store)
+        self._loaded: Weights | None = None
+
+    def use(self, weights: Weights | None) -> None:
+        if weights is None or weights.folder is None:
+            raise InputError("expected weights that still exist, received those of a sampler that is no more")
+        if weights is not self._loaded:
+            self._unload()  # first, so that memory has one of them at a time
+            self.engine = Engine(weights.folder, adapters=True, **self.options)
+            self._loaded = weights
+
+    def drop(self, weights: Weights) -> None:
+        """On any thread."""
+        self._thread.submit(self._drop, weights)
+
+    def _drop(self, weights: Weights) -> None:
+        if weights is self._loaded:
+            self._unload()
+        weights.forget_folder()
+
+    def _unload(self) -> None:
+        self._loaded = None
+        with contextlib.suppress(AttributeError):
+            del self.engine
+
+    def load(self, folder: Path, lora: LoraSettings) -> Weights:
+        """The weights of a checkpoint, which may be deleted afterwards. On any thread. Raises OSError."""
+        place = self.store.parked()
+        shutil.copytree(folder, place, copy_function=os.link)  # below the same folder, so on the same disk
+        return Weights(self, lora, folder=place, is_snapshot=True)
+
+
+class FullWeights(TrainingWorker):
+    """Trains the weights of one model.
+
+    Args:
+        base: With whose weights it begins.
+        lora: Says that there is no adapter.
+        snapshots: What samples from snapshots.
+        checkpoint: With whose weights it begins instead.
+        optimizer: Whether with those of its optimiser, too.
+
+    Raises:
+        InputError: The checkpoint cannot be used.
+    """
+
+    def __init__(self, base: Base, lora: LoraSettings, snapshots: Snapshots, checkpoint: Path | None = None, *,
+                 optimizer: bool = False) -> None:  # fmt: skip
+        super().__init__(base.name, base.folder, base.options, base.store)
+        self._base = base
+        self._snapshots = snapshots
+        self.engine = Engine(base.folder, **base.options)
+        if checkpoint is not None:
+            self.engine.load(checkpoint, optimizer=optimizer)
+        self.weights = Weights(self, lora)
+
+    @property
+    def served(self) -> TrainingWorker:
+        return self._base
+
+    def use(self, weights: Weights | None) -> None:
+        pass  # the engine has no others
+
+    def drop(self, weights: Weights) -> None:
+        del self.engine
+
+    def snapshot(self, weights: Weights) -> Weights:
+        folder = self.store.parked()
+        self.engine.save(folder)
+        for file in folder.glob("optimizer*"):
+            file.unlink()
+        return Weights(self._snapshots, weights.lora, folder=folder, is_snapshot=True)
+
+    def replaced(self, before: Weights, folder: Path, *, optimizer: bool) -> Weights:
+        self.engine.load(folder, optimizer=optimizer)
+        before.has_gradients = False
+        return before
