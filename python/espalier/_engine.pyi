@@ -72,7 +72,7 @@ class Engine:
 
     def sample_on(self, sampling: Sampling, watch: object | None) -> list:
         """
-        A token more. Returns (prompt, sample, int32 tokens, float64 logprobs, stopped, kept_tokens) of completions that are done. watch: as of sample.
+        A token more. Returns (prompt, sample, int32 tokens, float64 logprobs, stopped, kept_tokens, prompt_logprobs) of completions that are done. watch: as of sample.
         """
 
     def sampling_counts(self) -> list[tuple[str, int | float]]:

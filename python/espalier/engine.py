@@ -349,8 +349,9 @@ class Engine:
     def sample(self, prompts: Data, params: SamplingParams | Sequence[SamplingParams] | None = None, *,
                samples: int | None = None, max_new_tokens: int | None = None, temperature: float | None = None,
                top_k: int | None = None, top_p: float | None = None, stop_ids: Iterable[int] | None = None,
-               seed: int | None = None, whole_rows: bool | None = None, batch_size: int | None = None,
-               token_budget: int | None = None, progress: Callable[[int, int], object] | None = None,
+               prompt_logprobs: bool | None = None, seed: int | None = None, whole_rows: bool | None = None,
+               batch_size: int | None = None, token_budget: int | None = None,
+               progress: Callable[[int, int], object] | None = None,
                watch: Watch | None = None) -> list[dict[str, Any]]:  # fmt: skip
         """Completions of prompts, sampled with the weights as they are: what `espalier sample` does.
 
@@ -373,6 +374,8 @@ class Engine:
                 this. Default: 1.
             stop_ids: Token ids that end a completion, which keeps them. Default: eos_token_id of the model's
                 generation_config.json or config.json; []: none, so that all have max_new_tokens tokens.
+            prompt_logprobs: Also log-probabilities of prompts, at temperature 1, by the pass that encodes them. The cache keeps
+                them, too. Default: False.
             seed: Of the random numbers, a whole number from 0. Default: the number of calls of `sample` so far. Each
                 completion has numbers of its own, by the number of its prompt and its own.
             whole_rows: Go on from whole rows, which keep their loss and log-probabilities: from a conversation with sampled
@@ -388,9 +391,10 @@ class Engine:
 
         Returns:
             A list of rows, by prompt, then by sample: dicts with input_ids, loss_mask (1 on the completion), logprobs
-            (log softmax(logits / temperature) over the whole vocabulary, 0 on the prompt), trajectory_id "NAME/sample-K"
-            and group_id, that of the prompt's row or else NAME, the row's trajectory_id or number. With a reward (or an
-            advantage) they are rows for `forward_backward`, which computes log-probabilities at temperature 1.
+            (log softmax(logits / temperature) over the whole vocabulary; on the prompt 0, unless prompt_logprobs asks for them),
+            trajectory_id "NAME/sample-K" and group_id, that of the prompt's row or else NAME, the row's trajectory_id or number.
+            With a reward (or an advantage) they are rows for `forward_backward`, which computes log-probabilities at temperature
+            1.
 
         Raises:
             InputError: Prompts or options cannot be used, or the model's folder names no usable stop ids.
@@ -407,8 +411,8 @@ class Engine:
             True
         """
         own = {"samples": samples, "max_new_tokens": max_new_tokens, "temperature": temperature, "top_k": top_k, "top_p": top_p,
-               "stop_ids": None if stop_ids is None else list(stop_ids), "seed": seed, "whole_rows": whole_rows,
-               "batch_size": batch_size, "token_budget": token_budget}  # fmt: skip
+               "stop_ids": None if stop_ids is None else list(stop_ids), "prompt_logprobs": prompt_logprobs, "seed": seed,
+               "whole_rows": whole_rows, "batch_size": batch_size, "token_budget": token_budget}  # fmt: skip
         with self._with_other_ranks():
             found = _rows(prompts, self._engine.vocab_size)
             given = {name: value for name, value in own.items() if value is not None}

@@ -208,6 +208,7 @@ class SamplingParams(Options):
             tokens.
         whole_rows: Continue whole rows instead of prompts, and keep their loss and log-probabilities: for conversations with
             sampled turns, after a tool's result.
+        prompt_logprobs: Also write log-probabilities of the prompts' tokens, at temperature 1.
         seed: Of the random numbers, a whole number from 0. None: the number of calls of `Engine.sample` so far. Each
             completion has its own numbers, by the number of its prompt's row and its own number.
         batch_size: Maximum number of completions sampled together: more are faster per token and use more memory for keys and
@@ -228,6 +229,7 @@ class SamplingParams(Options):
     top_p: float = 1.0
     stop_ids: Sequence[int] | None = None
     whole_rows: bool = False
+    prompt_logprobs: bool = False
     seed: int | None = None
     batch_size: int = 64
     token_budget: int = 32768

@@ -84,6 +84,8 @@ class Completion(NamedTuple):
         logprobs: float64 [n], of the tokens, as `Engine.sample` gives them.
         is_stopped: Whether its last token is a stop id, or the watch ended it.
         kept_tokens: Of the prompt: were not encoded for it, as `prefix_cache` had them.
+        prompt_logprobs: float64 [n] of the n tokens of the prompt, where SamplingParams ask for them: as `Engine.logprobs` gives
+            them, whatever the temperature. Empty where not.
 
     Examples:
         >>> import espalier
@@ -100,6 +102,7 @@ class Completion(NamedTuple):
     logprobs: NDArray[np.float64]
     is_stopped: bool
     kept_tokens: int
+    prompt_logprobs: NDArray[np.float64]
 
 
 class Sampling:

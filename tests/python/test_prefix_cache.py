@@ -37,17 +37,20 @@ def assert_same(ours, theirs):
 @pytest.mark.parametrize("kind", ["qwen3", "ministral", "qwen3_5", "mamba2", "granitemoehybrid"])
 @pytest.mark.parametrize("size", ["1GiB", "100kB"])
 def test_trees_of_conversations(espalier, tmp_path, kind, size):
-    """Tokens and log-probabilities are those without a cache; those of rows are those of training."""
+    """Tokens and log-probabilities are those without a cache; those of rows, and of prompts where they are asked for, are those
+    of training."""
     model = init_model(espalier, tmp_path, kind)
     kept, plain = engine_of(model, prefix_cache=size), engine_of(model)
     draw, known = np.random.default_rng(seed_of(71)), []
     for call in range(8):
         prompts = prompts_of(draw, known)
-        options = {"samples": int(draw.integers(1, 4)), "max_new_tokens": int(draw.integers(1, 9)), "stop_ids": [7], "seed": call}
+        scored = bool(draw.random() < 0.5)
+        options = {"samples": int(draw.integers(1, 4)), "max_new_tokens": int(draw.integers(1, 9)), "stop_ids": [7], "seed": call,
+                   "prompt_logprobs": scored, "token_budget": int(draw.choice([6, 1000]))}  # fmt: skip
         rows = kept.sample(prompts, **options)
         assert_same(rows, plain.sample(prompts, **options))
         for row, logprobs in zip(rows, plain.logprobs(rows)):
-            assert np.abs((row["logprobs"] - logprobs)[row["loss_mask"] == 1]).max() < EXACT
+            assert np.abs(row["logprobs"] - logprobs * (row["loss_mask"] | scored)).max() < EXACT
         known += [row["input_ids"].tolist()[:60] for row in rows]
     ours, theirs = kept.sampling_counts, plain.sampling_counts
     assert ours["prompt_tokens"] == theirs["prompt_tokens"] and ours["sampled_tokens"] == theirs["sampled_tokens"]
@@ -65,6 +68,22 @@ def test_a_conversation_encodes_what_is_new(folder):
         encoded = engine.sampling_counts["encoded_prompt_tokens"] - before
         assert encoded == (3 if len(tokens) == 3 else 4)  # the last token of the answer, and three new ones
         tokens = [*row["input_ids"].tolist(), 4, 5, 6]
+
+
+def test_a_conversation_scores_what_is_new(folder):
+    """At temperature 1 samples are scored as they are made, so only what is new is encoded: their last token, and what follows."""
+    engine, plain, tokens = engine_of(folder, prefix_cache="1GiB"), engine_of(folder), [1, 2, 3]
+    for temperature, expected in ((1.0, 3), (1.0, 4), (0.5, 4), (1.0, 7), (1.0, 4)):
+        before = engine.sampling_counts["encoded_prompt_tokens"]
+        [row] = engine.sample([tokens], max_new_tokens=4, stop_ids=[], prompt_logprobs=True, temperature=temperature)
+        assert np.abs((row["logprobs"] - plain.logprobs([row["input_ids"]])[0])[: len(tokens)]).max() < EXACT
+        # After temperature 0.5 those of the answer are unknown, so all of it is encoded.
+        assert engine.sampling_counts["encoded_prompt_tokens"] - before == expected
+        tokens = [*row["input_ids"].tolist(), 4, 5, 6]
+    before = engine.sampling_counts["encoded_prompt_tokens"]
+    again, unscored = (engine.sample([tokens[:-3]], max_new_tokens=1, prompt_logprobs=each)[0] for each in (True, False))
+    assert engine.sampling_counts["encoded_prompt_tokens"] - before == 1
+    assert (again["logprobs"][1:-1] < 0).all() and (unscored["logprobs"][:-1] == 0).all()
 
 
 def changed_by_step(engine, tmp_path):
@@ -149,7 +168,8 @@ def test_prompts_that_join_are_as_if_alone(espalier, tmp_path, kind, dtype):
                for _ in range(10)]  # fmt: skip
     most = 3 if dtype == "float64" else 9  # samples: enough numbers for a ratio
     params = [package.SamplingParams(samples=int(draw.integers(most - 2, most)), max_new_tokens=int(draw.integers(1, 12)), seed=seed,
-                                     stop_ids=[7], temperature=float(draw.choice([0.0, 1.0]))) for seed in range(10)]  # fmt: skip
+                                     stop_ids=[7], temperature=float(draw.choice([0.0, 1.0])), prompt_logprobs=bool(seed % 2))
+              for seed in range(10)]  # fmt: skip
     weights = np.concatenate([[0, 1, 2], draw.permutation([0, 1, 1, 1, 2, 2, 2])])
     sampling, done, seen, waiting = engine.sampling(batch_size=3 * most), [], set(), list(range(10))
     while waiting or not sampling.is_idle:
@@ -168,9 +188,10 @@ def test_prompts_that_join_are_as_if_alone(espalier, tmp_path, kind, dtype):
         for sample, row in enumerate(alone[weights[number]].sample([prompt], given)):
             completion = found.pop((number, sample))
             assert completion.tokens.tolist() == row["input_ids"][len(prompt) :].tolist()
-            ours.append(completion.logprobs)
-            theirs.append(row["logprobs"][len(prompt) :])
-            rows.append((weights[number], row["input_ids"], len(prompt)))
+            assert len(completion.prompt_logprobs) == (len(prompt) if given.prompt_logprobs else 0)
+            ours.append(np.concatenate([completion.prompt_logprobs, completion.logprobs]))
+            theirs.append(row["logprobs"][0 if given.prompt_logprobs else len(prompt) :])
+            rows.append((weights[number], row["input_ids"], len(row["input_ids"]) - len(ours[-1])))
             assert completion.is_stopped == (completion.tokens[-1] == 7)
             assert 0 <= completion.kept_tokens <= len(prompt)
     assert not found

@@ -4,6 +4,7 @@
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
+import numpy as np
 import pytest
 
 pytest.importorskip("tinker", reason="the client of the Tinker API")
@@ -11,7 +12,7 @@ pytest.importorskip("tinker", reason="the client of the Tinker API")
 from tinker import types
 
 from engines import init_model
-from espalier.server import sampling
+from espalier.server import sampling, schema
 from servers import Local, client, datum, prompt
 
 LONG = types.SamplingParams(max_tokens=60, seed=1, stop=[])
@@ -128,6 +129,30 @@ def test_a_conversation_encodes_what_is_new(local, service, folder, tmp_path):
     assert f"espalier_kept_prompt_tokens {counts['kept_prompt_tokens']:g}\n" in metrics
     model = local.model()
     assert local.post("get_info", {"model_id": model}).json()["espalier"]["kept_prompt_tokens"] == counts["kept_prompt_tokens"]
+
+
+def test_prompts_are_scored_by_the_pass_that_encodes_them(local, service):
+    """Prefixes that prompts share are encoded and scored once, and what is scored already is not encoded again."""
+    sampler = service.create_sampling_client(base_model="tiny").result()
+    encoded = lambda: local.base.engine.sampling_counts["encoded_prompt_tokens"]
+    start = [41, 42, 43, 44, 45]
+    before = encoded()
+    with local.held():
+        asked = [sampler.compute_logprobs(prompt(*start, *end)) for end in ([1, 2], [3], [])]
+    found = [each.result() for each in asked]
+    assert 8 <= encoded() - before <= 10  # those that come later encode the last token of what they share again
+    for ids, values in zip(([1, 2], [3], []), found, strict=True):
+        [expected] = local.base.engine.logprobs([[*start, *ids]])
+        assert values[0] is None and values[1:] == pytest.approx(expected[1:].tolist(), rel=1e-6)
+    before = encoded()
+    assert sampler.compute_logprobs(prompt(*start, 1, 2)).result() == found[0] and encoded() == before
+    assert sampler.compute_logprobs(prompt(41)).result() == [None]
+    ask = {"sampling_session_id": sampler._sampling_session_id, "seq_id": 99, "num_samples": 1, "prompt": {"chunks": [
+        {"type": "encoded_text", "tokens": start}]}, "sampling_params": {"max_tokens": 1}, "prompt_logprobs": True,
+        "prompt_logprobs_last_n": 2}  # fmt: skip
+    answer = schema.SampleResponse.FromString(local.result(local.post("asample", ask)))
+    values = np.frombuffer(answer.prompt_logprobs, "<f4")
+    assert np.isnan(values[:3]).all() and values[3:].tolist() == pytest.approx(found[2][3:], rel=1e-6)
 
 
 def test_a_cancelled_request_ends(local, service, monkeypatch):

@@ -30,7 +30,7 @@ class Flag:
     required: bool
     several: bool
     help: str
-    default: str = ""
+    default_value: str = ""
     group: str = ""
 
 

@@ -44,7 +44,7 @@ def names_and_value(flag):
 
 
 def entry(flag):
-    notes = (" (required)" if flag.required else "") + (f" (default: {flag.default})" if flag.default else "")
+    notes = (" (required)" if flag.required else "") + (f" (default: {flag.default_value})" if flag.default_value else "")
     return f".TP\n{names_and_value(flag)}\n{escaped(flag.help + notes)}\n"
 
 

@@ -3,6 +3,7 @@
 
 from typing import Any
 
+from ..commands.console import count_of
 from ..page.text import visible
 
 
@@ -18,6 +19,12 @@ def human_bytes(count: float) -> str:
 def seconds_text(seconds: float) -> str:
     """"12.3 ms", "1.23 s"."""
     return f"{seconds * 1e3:.1f} ms" if seconds < 1 else f"{seconds:.2f} s"
+
+
+def recomputation_text(tokens: int, encoded_tokens: int) -> str:
+    """The cost of checkpointing: "runs 2,345 tokens through the forward pass twice: about 12% more time"; "": none."""
+    percent = 100 * tokens / encoded_tokens / 3 if tokens else 0
+    return f"runs {count_of(tokens, 'token')} through the forward pass twice: about {percent:.0f}% more time" if tokens else ""
 
 
 def printable(text: str) -> str:

@@ -5,14 +5,16 @@ import math
 from typing import Any
 
 from ..commands.console import count_of
-from .figures import gains_text, human_bytes, seconds_text
+from .figures import gains_text, human_bytes, recomputation_text, seconds_text
+from .table import rows_text
 
 _CLEARLY_FASTER = 0.98  # the note about a faster candidate needs a time below this fraction of the chosen plan's
 _MOST_ROWS = 16
 
 
-def plan_text(plan: dict[str, Any], asked: dict[str, Any]) -> str:
-    """The plan in a few lines, a table of all strategies with the chosen one marked, and the distribution over ranks."""
+def plan_text(plan: dict[str, Any], asked: dict[str, Any], table: dict[str, Any] | None = None) -> str:
+    """The plan in a few lines, a table of all strategies with the chosen one marked, the distribution over ranks, and
+    micro-batches."""
     has_model = "predicted_seconds" in plan
     chosen_by = "chosen by auto" if asked["strategy"] == "auto" else "given by --strategy"
     chosen = next(each for each in plan["comparison"] if each["chosen"])
@@ -20,7 +22,9 @@ def plan_text(plan: dict[str, Any], asked: dict[str, Any]) -> str:
     text += f"strategies (* {chosen_by})\n{_comparison(plan, asked)}"
     if has_model and asked["calibrated"]:
         text += _faster(plan, asked)
-    return text + (f"\n{_ranks(plan, asked)}" if "distribution" in plan else "")
+    if "distribution" in plan:
+        text += f"\n{_ranks(plan, asked)}"
+    return text + (f"\n{rows_text(table)}" if table else "")
 
 
 def _row(name: str, value: str) -> str:
@@ -37,7 +41,8 @@ def _totals(plan: dict[str, Any], asked: dict[str, Any], chosen: dict[str, Any],
     text += _row("token budget", f"{count_of(budget, 'token')} in a micro-batch at most" if budget else "none")
     if asked["memory_budget"] > 0:
         text += _row("memory budget", human_bytes(asked["memory_budget"]))
-    twice = f", which {asked['recomputation']}" if asked["recomputation"] else ""
+    twice = recomputation_text(asked["recomputed_tokens"], plan["encoded_tokens"])
+    twice = f", which {twice}" if twice else ""
     context = ", context in host memory" if asked["offload_context"] else ""
     text += _row("checkpointing", f"{plan['checkpoint_activations']}{context}{twice}")
     text += _row("micro-batches", f"{chosen['micro_batches']:,}")

@@ -46,7 +46,7 @@ class Request:
     adapter: espalier.Adapter | None = None  # once it joins; stays, though it be dropped or lie on disk meanwhile
     sequences: dict[int, "Sequence"] = field(default_factory=dict)  # by number
     kept_tokens: int = 0  # of the prompt: were not encoded for it
-    prompt_logprobs: NDArray[np.floating[Any]] | None = None  # nan for the first token
+    prompt_logprobs: NDArray[np.float64] | None = None  # once a sequence is done
     result: bytes | Failure | None = None
 
     def params(self, stop_ids: list[int]) -> espalier.SamplingParams:
@@ -57,7 +57,7 @@ class Request:
         seed = secrets.randbits(62) if given.seed is None else given.seed & ((1 << 62) - 1)
         return espalier.SamplingParams(samples=self.sample.num_samples, max_new_tokens=self.max_tokens, seed=seed,
                                        temperature=given.temperature, top_k=max(given.top_k, 0), top_p=given.top_p,
-                                       stop_ids=ids)  # fmt: skip
+                                       stop_ids=ids, prompt_logprobs=bool(self.sample.prompt_logprobs))  # fmt: skip
 
     def stop_texts(self) -> list[str]:
         """Stop strings."""
@@ -242,15 +242,7 @@ class _Open:
         return {name: count if name == "prefix_cache_bytes" else count - before[name] for name, count in now.items()}
 
     def add(self, requests: list[Request]) -> None:
-        """They join, with the weights in use. Their prompts are scored in one call, in which prefixes that they share are encoded
-        once."""
-        asking = [request for request in requests if request.sample.prompt_logprobs]
-        longer = [request.prompt for request in asking if len(request.prompt) > 1]
-        scored = iter(self._engine.logprobs(longer) if longer else [])
-        for request in asking:
-            request.prompt_logprobs = np.full(len(request.prompt), np.nan, "<f4")
-            if len(request.prompt) > 1:
-                request.prompt_logprobs[1:] = next(scored)[1:]
+        """They join, with the weights in use."""
         params = [request.params(self._samplers.worker.stop_ids) for request in requests]
         for number, request in zip(self._sampling.add([request.prompt for request in requests], params), requests, strict=True):
             self.requests[number] = request
@@ -270,7 +262,7 @@ class _Open:
         for each in completions:
             request = self.requests[each.prompt]
             request.sequences[each.sample] = Sequence(each.tokens, each.logprobs.astype(np.float32), each.is_stopped)
-            request.kept_tokens = each.kept_tokens
+            request.kept_tokens, request.prompt_logprobs = each.kept_tokens, each.prompt_logprobs
             if len(request.sequences) == request.sample.num_samples:
                 done.append(self.requests.pop(each.prompt))
                 self._texts.forget(each.prompt)
@@ -294,9 +286,10 @@ class _Open:
                                   tokens=sequence.tokens.astype("<i4").tobytes(),
                                   logprobs=sequence.logprobs.astype("<f4").tobytes())  # fmt: skip
         sample, prompt = request.sample, request.prompt
-        if (values := request.prompt_logprobs) is not None:
-            if sample.prompt_logprobs_last_n is not None:
-                values[: max(0, len(prompt) - sample.prompt_logprobs_last_n)] = np.nan
+        if sample.prompt_logprobs:
+            assert request.prompt_logprobs is not None
+            values = request.prompt_logprobs.astype("<f4")
+            values[: 1 if sample.prompt_logprobs_last_n is None else max(1, len(prompt) - sample.prompt_logprobs_last_n)] = np.nan
             message.prompt_logprobs = values.tobytes()
         if sample.topk_prompt_logprobs > 0:
             self._set_topk(message.topk_prompt_logprobs, prompt, sample.topk_prompt_logprobs, 0)

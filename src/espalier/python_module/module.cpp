@@ -76,7 +76,7 @@ Trajectories sample(Engine& engine, const Trajectories& rows, const NamedTexts& 
   return engine.sample(rows, options, of_rows, watching(progress), watched(watch));
 }
 
-/// Lists of (prompt, sample, tokens, logprobs, stopped, kept_tokens).
+/// Lists of (prompt, sample, tokens, logprobs, stopped, kept_tokens, prompt_logprobs).
 nb::list sample_on(Engine& engine, const EngineSampling& sampling, nb::handle watch) {
   std::vector<Completion> done;
   {
@@ -86,7 +86,8 @@ nb::list sample_on(Engine& engine, const EngineSampling& sampling, nb::handle wa
   nb::list found;
   for (Completion& each : done) {
     found.append(nb::make_tuple(each.row, each.sample, python::take(std::move(each.tokens)),
-                                python::take(std::move(each.logprobs)), each.stopped, each.kept_tokens));
+                                python::take(std::move(each.logprobs)), each.stopped, each.kept_tokens,
+                                python::take(std::move(each.prompt_logprobs))));
   }
   return found;
 }
@@ -151,8 +152,8 @@ void bind_engine(nb::module_& module) {
            work,
            "Whole rows as prompts of the weights in use, each with its options, numbered from `first` on.")
       .def("sample_on", &sample_on, nb::arg("sampling"), nb::arg("watch").none(),
-           "A token more. Returns (prompt, sample, int32 tokens, float64 logprobs, stopped, kept_tokens) of "
-           "completions that are done. watch: as of sample.")
+           "A token more. Returns (prompt, sample, int32 tokens, float64 logprobs, stopped, kept_tokens, "
+           "prompt_logprobs) of completions that are done. watch: as of sample.")
       .def("sampling_counts", &Engine::sampling_counts, work, "Tokens by name, and bytes that are kept.")
       .def("gradients", &gradients, "Copies of the gradients, by the names of the parameters.")
       .def("zero_gradients", &Engine::zero_gradients, "Forgets all gradients.")

@@ -17,6 +17,7 @@ struct SampleOptions {
   TokenChoiceOptions choice{};
   std::vector<int32_t> stop_ids{};  // a completion ends at the first of these; none: at max_new_tokens
   uint64_t seed = 0;
+  bool prompt_logprobs = false;  // also of the prompt's tokens, at temperature 1
   int64_t batch_size = 64;       // maximum number of live sequences
   int64_t token_budget = 32768;  // prompt tokens whose keys and values are held at a time; a single
                                  // prompt may exceed it
@@ -33,6 +34,7 @@ struct Completion {
   std::vector<double> logprobs{};  // [tokens] TokenChoice::logprob
   bool stopped = false;            // whether its last token is one of stop_ids, or a TokenWatch ended it
   int64_t kept_tokens = 0;         // of its prompt, which were encoded before it came
+  std::vector<double> prompt_logprobs{};  // of its prompt's tokens, 0 for the first one; empty: not asked for
 };
 
 /// Told of completions that have a new token, after each step. Returns which of them end with it, or none.

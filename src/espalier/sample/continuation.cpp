@@ -82,10 +82,15 @@ Encoded Continuation::run(const Decoder& decoder) {
   Encoded encoded{.context = {}, .hidden = decoder.embed(on_device[0])};
   for (int64_t layer = 0; layer < decoder.num_layers(); ++layer) {
     const bool is_last = layer + 1 == decoder.num_layers();
-    const at::Tensor rows = is_last && ends.size() < ids.size() ? on_device[4] : at::Tensor();
+    const bool is_short = is_last && !keeps_hidden && ends.size() < ids.size();
+    const at::Tensor rows = is_short ? on_device[4] : at::Tensor();
     LayerOutput output = decoder.layer(layer, encoded.hidden, tables, *this, rows);
     encoded.hidden = std::move(output.hidden);
     encoded.context.push_back(std::move(output.context));
+  }
+  if (keeps_hidden) {
+    encoded.all_hidden = encoded.hidden;
+    encoded.hidden = encoded.hidden.index_select(0, on_device[4]);
   }
   return encoded;
 }
@@ -104,10 +109,34 @@ std::vector<LayerContext> states_of(std::span<const PrefixNode* const> prefixes,
   return states;
 }
 
+namespace {
+
+constexpr int64_t kScoredRows = 256;  // whose logits there are at a time
+
+/// Log-probabilities of tokens, each predicted by a row of hidden states.
+std::vector<double> logprobs_of(const Decoder& decoder, const at::Tensor& hidden,
+                                const accumulating::AdapterMapsPtr& adapter,
+                                std::span<const int32_t> tokens) {
+  std::vector<double> logprobs;
+  for (int64_t begin = 0; begin < hidden.size(0); begin += kScoredRows) {
+    const int64_t count = std::min(kScoredRows, hidden.size(0) - begin);
+    const accumulating::RowAdapterScope scope(accumulating::RowAdapters({adapter}, {0, count}));
+    const at::Tensor rows = decoder.final_norm(hidden.narrow(0, begin, count));
+    const at::Tensor logits = decoder.capped(accumulating::head_logits(rows, decoder.lm_head()));
+    const at::Tensor target = at::tensor(tokens.subspan(begin, count), at::kLong).to(decoder.device());
+    const at::Tensor found = logits.log_softmax(1).gather(1, target.unsqueeze(1)).to(at::kCPU, at::kDouble);
+    logprobs.insert(logprobs.end(), found.const_data_ptr<double>(), found.const_data_ptr<double>() + count);
+  }
+  return logprobs;
+}
+
+}  // namespace
+
 void encode(const Decoder& decoder, std::span<const Prefix> nodes,
-            std::vector<accumulating::AdapterMapsPtr> adapters, PrefixTree* tree) {
+            const std::vector<accumulating::AdapterMapsPtr>& adapters, bool scored, PrefixTree* tree) {
   Continuation pass;
-  pass.adapters = std::move(adapters);
+  pass.adapters = adapters;
+  pass.keeps_hidden = scored;
   std::unordered_map<const PrefixNode*, int64_t> place;
   std::vector<int64_t> begin{0}, parent,
       above;  // above: the last ancestor in this pass, encoded ones between
@@ -144,6 +173,17 @@ void encode(const Decoder& decoder, std::span<const Prefix> nodes,
   pass.states = states_of(continued, tree->recurrent());
   const Encoded encoded = pass.run(decoder);
   for (size_t n = 0; n < nodes.size(); ++n) tree->set(nodes[n], encoded, begin[n], static_cast<int64_t>(n));
+  for (size_t n = 0; scored && n < nodes.size(); ++n) {
+    PrefixNode& node = *nodes[n];
+    const PrefixNode& before = *node.parent;  // whose end predicts the first token
+    if (!before.is_root() && !before.hidden.defined()) continue;
+    const at::Tensor own = encoded.all_hidden.narrow(0, begin[n], node.size() - 1);
+    node.logprobs.assign(before.is_root() ? 1 : 0, 0);
+    const std::vector<double> others =
+        logprobs_of(decoder, before.is_root() ? own : at::cat({before.hidden, own}), adapters[n],
+                    std::span(node.tokens).subspan(node.logprobs.size()));
+    node.logprobs.insert(node.logprobs.end(), others.begin(), others.end());
+  }
 }
 
 }  // namespace espalier

@@ -28,6 +28,7 @@ class Continuation : public SequenceOps {
   std::vector<accumulating::AdapterMapsPtr> adapters{};
   /// By layer: keys and values [N, K, D] of one more segment, of which tokens see what see_tail says.
   std::vector<LayerContext> tails{};
+  bool keeps_hidden = false;  // of all tokens
 
   /// Tokens [begin, end) continue a prefix, which outlives this object.
   struct Rows {
@@ -63,8 +64,9 @@ std::vector<LayerContext> states_of(std::span<const PrefixNode* const> prefixes,
                                     const std::vector<bool>& recurrent);
 
 /// Encodes nodes in one pass, with an adapter each or none, and keeps what it computes of them. They are in
-/// preorder; what each continues is encoded, or is among those before it.
+/// preorder; what each continues is encoded, or is among those before it. `scored`: also log-probabilities of
+/// their tokens, but where the hidden state before a node is not kept.
 void encode(const Decoder& decoder, std::span<const Prefix> nodes,
-            std::vector<accumulating::AdapterMapsPtr> adapters, PrefixTree* tree);
+            const std::vector<accumulating::AdapterMapsPtr>& adapters, bool scored, PrefixTree* tree);
 
 }  // namespace espalier

@@ -14,7 +14,8 @@ namespace espalier {
 namespace {
 
 int64_t bytes_of(const PrefixNode& node) {
-  int64_t bytes = node.hidden.defined() ? static_cast<int64_t>(node.hidden.nbytes()) : 0;
+  auto bytes = static_cast<int64_t>(node.logprobs.size() * sizeof(double));
+  if (node.hidden.defined()) bytes += static_cast<int64_t>(node.hidden.nbytes());
   for (const auto& layers : {std::cref(node.keys), std::cref(node.states)}) {
     for (const LayerContext& layer : layers.get()) {
       for (const at::Tensor& tensor : layer) bytes += static_cast<int64_t>(tensor.nbytes());
@@ -97,6 +98,10 @@ Prefix PrefixTree::divide(const Prefix& node, int64_t size) {
   first->children[node->tokens.front()] = node;
   first->begin = std::exchange(node->begin, node->begin + size);
   first->used = node->used;
+  if (!node->logprobs.empty()) {
+    first->logprobs.assign(node->logprobs.begin(), node->logprobs.begin() + size);
+    node->logprobs.erase(node->logprobs.begin(), node->logprobs.begin() + size);
+  }
   if (node->is_encoded()) {
     first->keys = copied(node->keys, 0, size);
     node->keys = copied(node->keys, size, node->size());
@@ -111,12 +116,22 @@ bool PrefixTree::can_be_continued(const PrefixNode& node) const {
   return node.is_root() || (node.is_encoded() && (!needs_state || node.hidden.defined()));
 }
 
-std::vector<Prefix> PrefixTree::unencoded(const Prefix& prefix) {
-  if (prefix->hidden.defined()) return {};
-  // Its last token alone, where only the hidden state lacks.
-  if (can_be_continued(*prefix) && prefix->size() > 1) divide(prefix, prefix->size() - 1);
+std::vector<Prefix> PrefixTree::unencoded(const Prefix& prefix, bool scored) {
+  Prefix first;  // that lacks log-probabilities
+  for (Prefix node = prefix; scored && !node->is_root(); node = node->parent) {
+    if (node->logprobs.empty()) first = node;
+  }
+  if (!first && prefix->hidden.defined()) return {};
+  // The last token alone, where only the hidden state lacks at an end that is wanted, or predicts `first`.
+  const Prefix end = first ? first->parent : prefix;
+  if (!end->hidden.defined() && can_be_continued(*end) && end->size() > 1) divide(end, end->size() - 1);
+  const auto can_begin = [&](const Prefix& node) {
+    const PrefixNode& before = *node->parent;
+    if (node == first) return before.is_root() || before.hidden.defined();
+    return (!first || node->begin < first->begin) && can_be_continued(before);
+  };
   std::vector<Prefix> nodes{prefix};
-  while (!can_be_continued(*nodes.back()->parent)) nodes.push_back(nodes.back()->parent);
+  while (!can_begin(nodes.back())) nodes.push_back(nodes.back()->parent);
   std::ranges::reverse(nodes);
   return nodes;
 }

@@ -31,8 +31,9 @@ struct PrefixNode {
   std::vector<LayerContext> keys{};    // by layer: keys and values [N, K, D]; of recurrent layers nothing
   std::vector<LayerContext> states{};  // by layer, recurrent ones: LayerContext [1, ...] at the end
   at::Tensor hidden{};  // [1, hidden_size] of the last layer at the end; undefined, as states: not kept
-  int64_t bytes = 0;    // of all this
-  int64_t used = 0;     // when, by the clock of the tree
+  std::vector<double> logprobs{};  // [N] of the tokens, 0 where nothing predicts it; empty: not kept
+  int64_t bytes = 0;               // of all this
+  int64_t used = 0;                // when, by the clock of the tree
 
   int64_t size() const { return static_cast<int64_t>(tokens.size()); }
   int64_t end() const { return begin + size(); }
@@ -47,6 +48,7 @@ std::vector<bool> recurrent_layers(const DecoderConfig& config);
 struct Encoded {
   std::vector<LayerContext> context;  // by layer: keys and values [T, K, D], or states [C, ...] of ends
   at::Tensor hidden;                  // [C, hidden_size] of the last layer
+  at::Tensor all_hidden{};            // [T, hidden_size], where it is asked for
 };
 
 /// Prefixes of several sets of weights. What nothing holds is kept within a budget: what was not used for the
@@ -63,8 +65,9 @@ class PrefixTree {
   /// `tokens` after those of `from`, used now. Nodes that are new, of at most `most` tokens, are not encoded.
   Prefix add(const Prefix& from, std::span<const int32_t> tokens, int64_t most);
 
-  /// Nodes that a pass has to encode, parents first, before `prefix` has `hidden`. It may divide nodes.
-  std::vector<Prefix> unencoded(const Prefix& prefix);
+  /// Nodes that a pass has to encode, parents first, before `prefix` has `hidden`; with `scored` also before
+  /// all its nodes have `logprobs`. It may divide nodes.
+  std::vector<Prefix> unencoded(const Prefix& prefix, bool scored);
 
   /// Keeps copies: of tokens from `row` on, and of end `end`, or of none where it is -1. What the node has
   /// already stays as it is.

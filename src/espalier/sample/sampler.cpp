@@ -15,6 +15,9 @@
 
 namespace espalier {
 
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(Completion, row, sample, tokens, logprobs, stopped, kept_tokens,
+                                   prompt_logprobs)
+
 int64_t prompt_size(const Trajectories& trajectories, int64_t row) {
   const int64_t begin = trajectories.offsets[row], size = trajectories.row_size(row);
   for (int64_t t = 0; t < size; ++t) {
@@ -95,15 +98,9 @@ TrajectoryRow prompt_row(const Trajectories& rows, int64_t r, int64_t size) {
 
 /// What all ranks have sampled.
 std::vector<Completion> gathered(const std::vector<Completion>& completions, const Group& group) {
-  nlohmann::json own = nlohmann::json::array();
-  for (const Completion& each : completions) {
-    own.push_back({each.row, each.sample, each.tokens, each.logprobs, each.stopped});
-  }
   std::vector<Completion> result;
-  for (const std::string& text : group.gather(own.dump())) {
-    for (const nlohmann::json& each : nlohmann::json::parse(text)) {
-      result.push_back({each[0], each[1], each[2], each[3], each[4]});
-    }
+  for (const std::string& text : group.gather(nlohmann::json(completions).dump())) {
+    std::ranges::move(nlohmann::json::parse(text).get<std::vector<Completion>>(), std::back_inserter(result));
   }
   return result;
 }
@@ -167,6 +164,9 @@ Trajectories rows_of(const std::vector<Completion>& completions, const Trajector
     } else {
       row.loss_weights.resize(row.input_ids.size(), 1);
     }
+    for (size_t i = 0; i < completion.prompt_logprobs.size(); ++i) {
+      if (row.logprobs[i] == 0) row.logprobs[i] = completion.prompt_logprobs[i];
+    }
     row.logprobs.insert(row.logprobs.end(), completion.logprobs.begin(), completion.logprobs.end());
     row.trajectory_id = fmt::format("{}/sample-{}", name, completion.sample);
     row.group_id = grouped ? rows.group_id[completion.row] : name;
@@ -195,6 +195,8 @@ void SamplingFlags::add_sampling(OptionList* list) {
   list->add("whole-rows", &whole_rows,
             "Continue whole rows instead of prompts, and keep their loss and log-probabilities: for "
             "conversations with sampled turns, after a tool's result");
+  list->add("prompt-logprobs", &options.prompt_logprobs,
+            "Also write log-probabilities of the prompts' tokens, at temperature 1");
   list->add("seed", &options.seed,
             "Random seed. Each completion has its own random stream, by the number of its prompt's row "
             "and its number among the completions");

@@ -58,6 +58,9 @@ struct Sampling::Prompt {
   int64_t kept_tokens = 0;
   Prefix prefix{};  // once it has room
 
+  std::vector<Prefix> unencoded(PrefixTree& tree) const {
+    return tree.unencoded(prefix, options.prompt_logprobs);
+  }
   /// Sorts prompts by weights, then in preorder.
   auto key() const { return std::tie(weights.number, tokens); }
 };
@@ -170,7 +173,7 @@ void Sampling::admit() {
       return;
     }
     next.kept_tokens = next.prefix->end();
-    for (const Prefix& node : memory_.tree->unencoded(next.prefix)) next.kept_tokens -= node->size();
+    for (const Prefix& node : next.unencoded(*memory_.tree)) next.kept_tokens -= node->size();
     memory_.counts->kept_prompt_tokens += next.kept_tokens;
     encoding_.push_back(std::move(waiting_.front()));
   }
@@ -184,8 +187,10 @@ void Sampling::encode_some() {
   std::map<std::pair<int64_t, std::vector<int32_t>>, Taken> by_path;  // of each weights; which is preorder
   std::unordered_set<const PrefixNode*> taken;
   int64_t tokens = 0;
+  bool scored = false;
   const auto take = [&](const Prompt& prompt) {
-    for (const Prefix& node : memory_.tree->unencoded(prompt.prefix)) {
+    scored |= prompt.options.prompt_logprobs;
+    for (const Prefix& node : prompt.unencoded(*memory_.tree)) {
       if (taken.contains(node.get())) continue;
       if (tokens > 0 && tokens + node->size() > std::min(kPassTokens, token_budget_)) return false;
       taken.insert(node.get());
@@ -204,10 +209,10 @@ void Sampling::encode_some() {
     nodes.push_back(std::move(taken.node));
     adapters.push_back(taken.of->weights.adapter);
   }
-  if (!nodes.empty()) encode(decoder_, nodes, std::move(adapters), memory_.tree.get());
+  if (!nodes.empty()) encode(decoder_, nodes, adapters, scored, memory_.tree.get());
   memory_.counts->encoded_prompt_tokens += tokens;
   memory_.tree->trim();
-  for (; !encoding_.empty() && encoding_.front()->prefix->hidden.defined(); encoding_.pop_front()) {
+  for (; !encoding_.empty() && encoding_.front()->unencoded(*memory_.tree).empty(); encoding_.pop_front()) {
     ready_.push_back(std::move(encoding_.front()));
   }
 }
@@ -230,6 +235,11 @@ void Sampling::begin(const TokenWatch& watch) {
   if (sequences.empty()) return;
   choose(logits_of(at::cat(hidden), sequences), watch, &sequences);
   for (Sequence& sequence : sequences) {
+    std::vector<double>& scores = sequence.completion.prompt_logprobs;
+    for (const PrefixNode* node = sequence.prompt->prefix.get();
+         sequence.prompt->options.prompt_logprobs && !node->is_root(); node = node->parent.get()) {
+      scores.insert(scores.begin(), node->logprobs.begin(), node->logprobs.end());
+    }
     if (sequence.is_done()) {
       done_.push_back(std::move(sequence.completion));
       continue;
@@ -357,7 +367,12 @@ void Sampling::keep(const Sequence& sequence, int64_t row) {
   const Prefix& prompt = sequence.prompt->prefix;
   const Prefix end = memory_.tree->add(prompt, sequence.given(), std::numeric_limits<int64_t>::max());
   for (Prefix node = end; node != prompt; node = node->parent) {
-    memory_.tree->set(node, own, node->begin - prompt->end(), node == end ? row : -1);
+    const int64_t first = node->begin - prompt->end();
+    memory_.tree->set(node, own, first, node == end ? row : -1);
+    const double temperature = sequence.prompt->options.choice.temperature;
+    if ((temperature != 0 && temperature != 1) || !node->logprobs.empty()) continue;
+    const auto logprobs = sequence.completion.logprobs.begin() + first;
+    node->logprobs.assign(logprobs, logprobs + node->size());
   }
 }
 

@@ -136,14 +136,9 @@ void run_plan(const PlanArguments& flags) {
   }
   nlohmann::ordered_json asked = summary.asked_json();
   if (ranks) asked["seconds_alone"] = ranks->seconds_alone;
-  const nlohmann::ordered_json found = {{"plan", std::move(json)}, {"asked", std::move(asked)}};
+  nlohmann::ordered_json found = {{"plan", std::move(json)}, {"asked", std::move(asked)}};
+  if (flags.micro_batches) found["table"] = table_json(compared.step, summary.chosen_prediction());
   print_output("{}", by_python("plan", "plan", found.dump()));
-  if (flags.micro_batches) {
-    const PlanTable table{.forest = &compared.step.forest,
-                          .plan = &compared.step.plan,
-                          .prediction = summary.chosen_prediction()};
-    print_output("\n{}", table.rows());
-  }
 }
 
 }  // namespace

@@ -91,15 +91,21 @@ Command command_of(const PythonCommand& python) {
           .pass_on = [python](const std::vector<std::string>& arguments) { exec_python(python, arguments); }};
 }
 
-// `commands` is the standard input of Python: a file without a name, since a pipe would have to be read
-// meanwhile.
+// A file without a name, since a pipe would have to be read meanwhile.
+int file_of(std::string_view data) {
+  const int file = memfd_create("data", MFD_CLOEXEC);
+  for (ssize_t written; !data.empty(); data.remove_prefix(written)) {
+    written = write(file, data.data(), data.size());
+    ESPALIER_ASSERT(written > 0);
+  }
+  lseek(file, 0, SEEK_SET);
+  return file;
+}
+
+// `commands` is the standard input of Python.
 [[noreturn]] void exec_with_commands(const std::string& name, const std::vector<std::string>& arguments,
                                      const std::string& commands) {
-  const int file = memfd_create("commands", 0);
-  const bool is_input = file >= 0 && dup2(file, STDIN_FILENO) == STDIN_FILENO &&
-                        write(file, commands.data(), commands.size()) == std::ssize(commands) &&
-                        lseek(file, 0, SEEK_SET) == 0;
-  ESPALIER_ASSERT(is_input);
+  dup2(file_of(commands), STDIN_FILENO);
   exec_python({name, "", {"-m", "espalier.commands", name}, "numpy"}, arguments);
 }
 
@@ -122,27 +128,21 @@ std::string by_python(const std::string& name, const std::string& kind, std::str
   // Modules of the folder the user is in, and of site-packages, are not wanted.
   const PythonCommand command{name, "", {"-PS", "-m", "espalier.printed", kind}, "numpy"};
   std::vector<std::string> words = words_of(command, {});
-  int to[2], from[2];
-  const bool are_made = pipe2(to, O_CLOEXEC) == 0 && pipe2(from, O_CLOEXEC) == 0;
-  ESPALIER_ASSERT(are_made);
+  const int input = file_of(data);
+  int from[2];
+  const bool is_made = pipe2(from, O_CLOEXEC) == 0;
+  ESPALIER_ASSERT(is_made);
   posix_spawn_file_actions_t actions;
   posix_spawn_file_actions_init(&actions);
-  posix_spawn_file_actions_adddup2(&actions, to[0], STDIN_FILENO);
+  posix_spawn_file_actions_adddup2(&actions, input, STDIN_FILENO);
   posix_spawn_file_actions_adddup2(&actions, from[1], STDOUT_FILENO);
   pid_t child = -1;
   const int error =
       posix_spawnp(&child, words[0].c_str(), &actions, nullptr, argv_of(&words).data(), environ);
   posix_spawn_file_actions_destroy(&actions);
   if (error != 0) cannot_start(command, words[0], error);
-  close(to[0]);
+  close(input);
   close(from[1]);
-  // Python reads all of it before it writes.
-  while (!data.empty()) {
-    const ssize_t written = write(to[1], data.data(), data.size());
-    if (written < 0) break;  // the reader has gone away, as its status says
-    data.remove_prefix(static_cast<size_t>(written));
-  }
-  close(to[1]);
   std::string output = read_text(fmt::format("/proc/self/fd/{}", from[0]));
   close(from[0]);
   int status = -1;

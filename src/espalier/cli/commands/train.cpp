@@ -184,6 +184,10 @@ std::vector<RunFile> files_of_the_run(const TrainOptions& options, const std::st
   return files;
 }
 
+std::string table_text(const nlohmann::ordered_json& table) {
+  return by_python("train", "table", nlohmann::ordered_json{{"table", table}}.dump());
+}
+
 void print_dry_run(const std::string& config, const TrainOptions& options, const Trajectories& trajectories) {
   const ModelCost& cost = options.predicted_costs->time.cost;
   print_output("# resolved config\n{}\n", printable_lines(config));
@@ -201,9 +205,7 @@ void print_dry_run(const std::string& config, const TrainOptions& options, const
     const StepPrediction prediction = predict_step(
         *options.predicted_costs, step, needs_logprob_pass(step, loss) || needs_routing_pass(step, loss));
     if (&rows == &batches.front()) {
-      const PlanTable table{
-          .forest = &step.forest, .plan = &step.plan, .prediction = &prediction, .max_rows = 20};
-      print_output("{}", table.text());
+      print_output("{}", table_text(table_json(step, &prediction, /*measured=*/nullptr, /*max_rows=*/20)));
     }
     seconds += prediction.total_seconds();
     largest = std::max(largest, prediction.largest_peak_bytes());
@@ -357,9 +359,9 @@ class TrainRun {
   std::optional<Profiler> profiler_;
   MixedData data_;
   std::optional<HeldOut> held_out_;
-  std::string mix_;             // the content of kMixFile
-  std::vector<RunFile> files_;  // the config first
-  std::string plan_;            // of the first step, once it is done
+  std::string mix_;               // the content of kMixFile
+  std::vector<RunFile> files_;    // the config first
+  nlohmann::ordered_json table_;  // of the first step's micro-batches, once it is done
   TrainOptions options_;
   std::optional<ModelUse> use_;
   std::optional<Progress> progress_;
@@ -537,7 +539,7 @@ void TrainRun::on_micro_batch(int64_t step, int64_t done, int64_t count) {
 }
 
 void TrainRun::on_step(int64_t step, const nlohmann::ordered_json& metrics) {
-  if (!plan_.empty() && !std::filesystem::exists(plan_file())) write_plan();
+  if (!table_.empty() && !std::filesystem::exists(plan_file())) write_plan();
   note(step_line(step, total_, metrics));
   finish(step);
   if (step != first_ + 2) return;  // the first step is slower
@@ -554,18 +556,16 @@ void TrainRun::on_evaluating(int64_t step, int64_t done, int64_t count) {
 
 void TrainRun::write_plan() {
   try {
-    write_text(plan_file(), plan_);
+    write_text(plan_file(), table_text(table_));
   } catch (const InputError& error) {  // the file is informative only
-    plan_.clear();
+    table_.clear();
     note(fmt::format("warning: {}", error.what()));
   }
 }
 
 void TrainRun::on_prediction(const Step& step, const StepPrediction& prediction, const StepResult& result) {
   if (!group().is_first()) return;
-  const PlanTable table{
-      .forest = &step.forest, .plan = &step.plan, .prediction = &prediction, .measured = &result};
-  plan_ = table.text();
+  table_ = table_json(step, &prediction, &result);
   write_plan();
   note(fmt::format("micro-batches: predicted {:.2f} s and {}, measured {:.2f} s and {}; see {}",
                    prediction.total_seconds(), human_bytes(prediction.largest_peak_bytes()),

@@ -3,7 +3,18 @@
 
 #include <nlohmann/json.hpp>
 
-namespace espalier::cli {
+namespace espalier {
+
+NLOHMANN_JSON_SERIALIZE_ENUM(PathKind, {{PathKind::kNone, ""},
+                                        {PathKind::kFile, "file"},
+                                        {PathKind::kFolder, "folder"}})
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(OptionText, names, value, words, default_value, help, group, path,
+                                   required, several)
+
+namespace cli {
+
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(CommandText, name, summary, closing, flags)
+
 namespace {
 
 constexpr const char* kDescription =
@@ -24,10 +35,6 @@ constexpr const char* kOtherGroup = "Other";
 
 OptionText help_flag(const std::string& group) {
   return {.names = {"-h", "--help"}, .help = "Print this help and exit", .group = group};
-}
-
-const char* word_of_path(PathKind path) {
-  return path == PathKind::kFile ? "file" : path == PathKind::kFolder ? "folder" : "";
 }
 
 }  // namespace
@@ -63,27 +70,10 @@ std::vector<CommandText> command_texts(const std::deque<Command>& commands) {
 }
 
 std::string commands_json(const std::deque<Command>& commands, const std::string& version) {
-  auto texts = nlohmann::json::array();
-  for (const CommandText& command : command_texts(commands)) {
-    auto flags = nlohmann::json::array();
-    for (const OptionText& flag : command.flags) {
-      flags.push_back({{"names", flag.names},
-                       {"value", flag.value},
-                       {"words", flag.words},
-                       {"default", flag.default_value},
-                       {"help", flag.help},
-                       {"group", flag.group},
-                       {"path", word_of_path(flag.path)},
-                       {"required", flag.required},
-                       {"several", flag.several}});
-    }
-    texts.push_back({{"name", command.name},
-                     {"summary", command.summary},
-                     {"closing", command.closing},
-                     {"flags", std::move(flags)}});
-  }
-  return nlohmann::json{{"version", version.substr(0, version.find('\n'))}, {"commands", std::move(texts)}}
+  return nlohmann::json{{"version", version.substr(0, version.find('\n'))},
+                        {"commands", command_texts(commands)}}
       .dump();
 }
 
-}  // namespace espalier::cli
+}  // namespace cli
+}  // namespace espalier

@@ -68,7 +68,7 @@ nlohmann::ordered_json PlanSummary::asked_json() const {
   return {{"strategy", to_string(asked.strategy)},
           {"memory_budget", asked.memory_budget},
           {"offload_context", step->plan.options.offload_context},
-          {"recomputation", recomputation(step->plan)},
+          {"recomputed_tokens", recomputed_tokens(step->plan)},
           {"calibrated", calibrated},
           {"rows", forest.num_trajectories()},
           {"different", ends.size()},

@@ -2,39 +2,27 @@
 // Tables of the micro-batches of a plan.
 #pragma once
 
+#include <limits>
 #include <string>
 
 #include <nlohmann/json.hpp>
 
 #include "espalier/engine/step_cost.h"
 #include "espalier/plan/plan.h"
-#include "espalier/tree/forest.h"
 
 namespace espalier::cli {
 
-/// "12.3 ms", "1.23 s".
-std::string seconds_text(double seconds);
+/// Tokens that checkpointing runs through the forward pass twice.
+int64_t recomputed_tokens(const Plan& plan);
 
-/// The cost of checkpointing: "runs 2,345 tokens through the forward pass twice: about 12% more time". Empty
-/// if nothing is recomputed.
-std::string recomputation(const Plan& plan);
+/// Per micro-batch, of the first `most`: tokens, pairs, trajectories, runs (begin, end, parent), parent
+/// micro-batch and context runs; with a prediction also seconds and bytes.
+nlohmann::ordered_json micro_batches_json(const Plan& plan, const StepPrediction* prediction,
+                                          int64_t most = std::numeric_limits<int64_t>::max());
 
-/// The first `max_rows` micro-batches, with predictions and measurements if given.
-struct PlanTable {
-  const Forest* forest;
-  const Plan* plan;
-  const StepPrediction* prediction = nullptr;
-  const StepMeasures* measured = nullptr;
-  int64_t max_rows = 1000;
-
-  /// A header and one line per micro-batch.
-  std::string rows() const;
-  /// The rows, followed by totals.
-  std::string text() const;
-};
-
-/// Per micro-batch: tokens, pairs, trajectories, runs (begin, end, parent), parent micro-batch and context
-/// runs; with a prediction also seconds and bytes.
-nlohmann::ordered_json micro_batches_json(const Plan& plan, const StepPrediction* prediction);
+/// What espalier.printed makes a table of: totals, and the first micro-batches, with predictions and
+/// measurements if given.
+nlohmann::ordered_json table_json(const Step& step, const StepPrediction* prediction,
+                                  const StepMeasures* measured = nullptr, int64_t max_rows = 1000);
 
 }  // namespace espalier::cli
