@@ -92,8 +92,10 @@ make_venv() {
     python3 -m venv .venv
   fi
   say "installing requirements.txt into .venv (5 GB the first time; unpacking them takes minutes without a word)"
-  .venv/bin/python -m pip install --disable-pip-version-check --requirement requirements.txt >&2
-  .venv/bin/python -m pip install --disable-pip-version-check --no-deps --requirement requirements-cookbook.txt >&2
+  # Modules are compiled when they are first imported: most never are.
+  local -a install=(.venv/bin/python -m pip install --disable-pip-version-check --no-compile)
+  "${install[@]}" --requirement requirements.txt >&2
+  "${install[@]}" --no-deps --requirement requirements-cookbook.txt >&2
   echo "$wanted" >"$stamp"
 }
 
