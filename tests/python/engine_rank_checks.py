@@ -36,7 +36,7 @@ def calls_are_those_of_one_process(rank):
     one.load(folder)
     assert all(np.array_equal(a, b) for a, b in zip(one.logprobs(rows), many.logprobs(rows)))
     for prompts in ([[5, 6, 7], [5, 6, 8], [9], [5, 6, 7, 8]], [[3]]):  # of one prompt, too: other ranks have none
-        expected, found = (each.sample(prompts, samples=3, max_new_tokens=9, seed=4) for each in (one, many))
+        expected, found = (each.sample(prompts, samples=3, max_new_tokens=9, seed=4, prompt_logprobs=True) for each in (one, many))
         assert len(found) == len(expected)
         for mine, its in zip(found, expected):
             assert np.array_equal(mine["input_ids"], its["input_ids"]) and mine["trajectory_id"] == its["trajectory_id"]

@@ -225,3 +225,15 @@ def test_a_signal_leaves_no_half_file(model, prompts, tmp_path, name):
     assert process.wait() == -getattr(signal, name)
     process.stderr.close()
     assert not list(folder.iterdir())
+
+
+def test_prompts_are_scored(espalier, model, sample, tmp_path):
+    """As `espalier logprobs` does, whatever the temperature; without the flag prompts have zeros."""
+    flags = ("--dtype", "float64", "--seed", 3, "--temperature", 0.7, "--max-new-tokens", 3)
+    scored = sample(*flags, "--prompt-logprobs", out="scored.jsonl")
+    espalier("logprobs", "--model", model, "--data", tmp_path / "scored.jsonl", "-o", tmp_path / "own.jsonl", "--dtype", "float64")
+    for prompt, row, own, plain in zip(PROMPTS, scored, reference.read_rows(tmp_path / "own.jsonl"), sample(*flags), strict=True):
+        size = len(prompt)
+        assert row["logprobs"][1:size] == pytest.approx(own["logprobs"][1:size], abs=1e-12) and min(row["logprobs"][1:size], default=-1) < 0
+        assert row["input_ids"] == plain["input_ids"] and plain["logprobs"][1:size] == [0] * (size - 1)
+        assert row["logprobs"][size:] == pytest.approx(plain["logprobs"][size:], abs=1e-12)
