@@ -47,7 +47,7 @@ def serve_parser() -> ArgumentParser:
     add("--api-key", default=os.environ.get("ESPALIER_API_KEY", ""), metavar="KEY",
         help="key that clients have to send (default: that of ESPALIER_API_KEY, else none)")  # fmt: skip
     add("--dtype", default="float32", choices=("float32", "float64", "bfloat16"), help="precision (default: %(default)s)")
-    add("--device", default="cpu", help="device, such as cpu or cuda:0 (default: %(default)s)")
+    add("--device", default="auto", help="cpu, cuda, cuda:1, ..., or auto: cuda where there is one (default: %(default)s)")
     add("--memory-budget", metavar="SIZE", help="memory that a step may use, such as 16GiB (default: no limit)")
     add("--token-budget", type=positive, metavar="N", help="tokens of a micro-batch at most (default: no limit)")
     add("--strategy", choices=("auto", "partition", "tree-packing", "sequence-packing"),

@@ -33,7 +33,12 @@ class _Server(uvicorn.Server):
 
 
 def _engine_options(arguments: argparse.Namespace) -> dict[str, Any]:
-    given = {"dtype": arguments.dtype, "device": arguments.device, "memory_budget": arguments.memory_budget,
+    device = arguments.device
+    if device == "auto":
+        import torch
+
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    given = {"dtype": arguments.dtype, "device": device, "memory_budget": arguments.memory_budget,
              "token_budget": arguments.token_budget, "threads": arguments.threads,
              "strategy": arguments.strategy, "prefix_cache": arguments.prefix_cache}  # fmt: skip
     return {name: value for name, value in given.items() if value is not None}
