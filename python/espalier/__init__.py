@@ -21,7 +21,8 @@ from . import name_clash
 
 # Where names come from: module of this package -> names.
 _MODULES = {
-    "engine": ("Adapter", "Engine", "TopLogprobs"),
+    "adapter": ("Adapter",),
+    "engine": ("Engine", "TopLogprobs"),
     "errors": ("InputError",),
     "native": ("__version__",),
     "options": ("EngineConfig", "LoraConfig", "ObjectiveConfig", "SamplingParams"),

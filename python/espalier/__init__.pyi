@@ -1,4 +1,4 @@
-from .engine import Adapter as Adapter
+from .adapter import Adapter as Adapter
 from .sampling_call import Completion as Completion
 from .pricing import Costs as Costs
 from .trees import Distribution as Distribution

@@ -13,7 +13,8 @@ from typing import Any
 
 import safetensors
 
-from ..engine import Adapter, Engine
+from ..adapter import Adapter
+from ..engine import Engine
 from ..errors import InputError
 from .store import Store
 from .worker import LoraSettings, TrainingWorker, Weights
