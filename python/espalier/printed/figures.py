@@ -23,8 +23,10 @@ def seconds_text(seconds: float) -> str:
 
 def recomputation_text(tokens: int, encoded_tokens: int) -> str:
     """The cost of checkpointing: "runs 2,345 tokens through the forward pass twice: about 12% more time"; "": none."""
-    percent = 100 * tokens / encoded_tokens / 3 if tokens else 0
-    return f"runs {count_of(tokens, 'token')} through the forward pass twice: about {percent:.0f}% more time" if tokens else ""
+    if tokens == 0:
+        return ""
+    percent = 100 * tokens / encoded_tokens / 3  # a forward pass is a third of forward and backward
+    return f"runs {count_of(tokens, 'token')} through the forward pass twice: about {percent:.0f}% more time"
 
 
 def printable(text: str) -> str:

@@ -54,8 +54,16 @@ class Snapshots(Worker):
     def load(self, folder: Path, lora: LoraSettings) -> Weights:
         """The weights of a checkpoint, which may be deleted afterwards. On any thread. Raises OSError."""
         place = self.store.parked()
-        shutil.copytree(folder, place, copy_function=os.link)  # below the same folder, so on the same disk
+        shutil.copytree(folder, place, copy_function=_link)
         return Weights(self, lora, folder=place, is_snapshot=True)
+
+
+def _link(source: str, target: str) -> None:
+    """A second name of the same data where the file system has such, else a copy."""
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copy2(source, target)
 
 
 class FullWeights(TrainingWorker):

@@ -80,7 +80,7 @@ class Service:
         self.records = Records()
         self.sessions: dict[str, Session] = {}
         self._max_full_models = max_full_models
-        self._full_models: set[object] = set()  # their session and number, from the request for them on
+        self._full_models: set[str] = set()  # their ids, from the request for them on
         self._snapshots = {name: Snapshots(base) for name, base in self.bases.items()}
         self._samplers: dict[Worker, sampling.Samplers] = {}
         for worker in (*self.bases.values(), *self._snapshots.values()):
@@ -183,10 +183,11 @@ class Service:
         if new.model_id in session.models or len(session.models) >= MAX_MODELS:
             raise Refused(f"model_seq_id: expected a new number, and at most {MAX_MODELS} models of a session, received "
                           f"{new.number}")  # fmt: skip
+        if new.lora.rank == 0 and len(self._full_models) >= self._max_full_models:
+            raise Refused(f"lora_config: expected at most {self._max_full_models} models with whole weights (--full-models), "
+                          "received one more")  # fmt: skip
+        future = self.futures.create(request_id, model_id=new.model_id)  # may refuse
         if new.lora.rank == 0:
-            if len(self._full_models) >= self._max_full_models:
-                raise Refused(f"lora_config: expected at most {self._max_full_models} models with whole weights (--full-models), "
-                              "received one more")  # fmt: skip
             self._full_models.add(new.model_id)
 
         async def work() -> dict[str, Any]:
@@ -203,7 +204,7 @@ class Service:
             model.worker.add(model)
             return {"type": new.kind, "model_id": new.model_id}
 
-        return self._begin(self.futures.create(request_id, model_id=new.model_id), work())
+        return self._begin(future, work())
 
     async def _new_weights(self, new: "_NewModel") -> tuple[TrainingWorker, Weights]:
         base, folder = new.base, new.checkpoint

@@ -343,7 +343,7 @@ class TrainRun {
   void on_step(int64_t step, const nlohmann::ordered_json& metrics);
   void on_evaluating(int64_t step, int64_t done, int64_t count);
   void on_prediction(const Step& step, const StepPrediction& prediction, const StepResult& result);
-  void write_plan();
+  void write_plan(const std::function<std::string()>& text);
   std::filesystem::path plan_file() const { return options_.out / "plan.txt"; }
   const Group& group() const { return *flags_.train.group; }
   void note(const std::string& text) { progress_->line(text); }
@@ -359,9 +359,9 @@ class TrainRun {
   std::optional<Profiler> profiler_;
   MixedData data_;
   std::optional<HeldOut> held_out_;
-  std::string mix_;               // the content of kMixFile
-  std::vector<RunFile> files_;    // the config first
-  nlohmann::ordered_json table_;  // of the first step's micro-batches, once it is done
+  std::string mix_;             // the content of kMixFile
+  std::vector<RunFile> files_;  // the config first
+  std::string plan_;            // of the first step, once it is done
   TrainOptions options_;
   std::optional<ModelUse> use_;
   std::optional<Progress> progress_;
@@ -539,7 +539,7 @@ void TrainRun::on_micro_batch(int64_t step, int64_t done, int64_t count) {
 }
 
 void TrainRun::on_step(int64_t step, const nlohmann::ordered_json& metrics) {
-  if (!table_.empty() && !std::filesystem::exists(plan_file())) write_plan();
+  if (!plan_.empty() && !std::filesystem::exists(plan_file())) write_plan([this] { return plan_; });
   note(step_line(step, total_, metrics));
   finish(step);
   if (step != first_ + 2) return;  // the first step is slower
@@ -554,19 +554,19 @@ void TrainRun::on_evaluating(int64_t step, int64_t done, int64_t count) {
       fmt::format("evaluation after step {}/{}, micro-batch {}/{}", step, total_, done, count));
 }
 
-void TrainRun::write_plan() {
+void TrainRun::write_plan(const std::function<std::string()>& text) {
   try {
-    write_text(plan_file(), table_text(table_));
+    plan_ = text();
+    write_text(plan_file(), plan_);
   } catch (const InputError& error) {  // the file is informative only
-    table_.clear();
+    plan_.clear();
     note(fmt::format("warning: {}", error.what()));
   }
 }
 
 void TrainRun::on_prediction(const Step& step, const StepPrediction& prediction, const StepResult& result) {
   if (!group().is_first()) return;
-  table_ = table_json(step, &prediction, &result);
-  write_plan();
+  write_plan([&] { return table_text(table_json(step, &prediction, &result)); });
   note(fmt::format("micro-batches: predicted {:.2f} s and {}, measured {:.2f} s and {}; see {}",
                    prediction.total_seconds(), human_bytes(prediction.largest_peak_bytes()),
                    result.measured_seconds(), human_bytes(static_cast<double>(result.measured_peak_bytes())),
