@@ -632,5 +632,5 @@ class RowsReport:
     def page_data(self, title: str) -> str:
         """What espalier.page makes the page of `espalier inspect --html` of."""
 
-def inspect(trajectories: Trajectories, tokenizer_json: str | os.PathLike | None = None) -> RowsReport:
-    """Implements espalier.inspect."""
+def inspect(trajectories: Trajectories, offsets: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None, texts: bytes = ...) -> RowsReport:
+    """Implements espalier.inspect: offsets int64 [V + 1]."""

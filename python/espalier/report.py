@@ -10,6 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from .errors import InputError, python_names
 from .native import core
 from .page.render import page_of
@@ -17,6 +20,7 @@ from .printed.inspect import report_text
 from .rows.files import Trajectories, read, trajectories
 from .rows.sequences import Row
 from .trees import Forest
+from .vocabulary import token_bytes
 
 
 class Report:
@@ -115,7 +119,7 @@ def inspect(rows: str | os.PathLike[str] | Trajectories | Mapping[str, Any] | It
     """
     names = _names_of(rows)
     given: Any = rows
-    found = core.inspect(trajectories(given) if names is None else read(names), _tokenizer_of(model))
+    found = core.inspect(trajectories(given) if names is None else read(names), *_vocabulary_of(model))
     return Report(found, title or ("rows" if names is None else ", ".join(Path(name).name for name in names)))
 
 
@@ -127,11 +131,12 @@ def _names_of(rows: Any) -> list[str | os.PathLike[str]] | None:
     return None
 
 
-def _tokenizer_of(model: str | os.PathLike[str] | None) -> str | None:
+def _vocabulary_of(model: str | os.PathLike[str] | None) -> tuple[NDArray[np.int64] | None, bytes]:
     if model is None:
-        return None
+        return None, b""
     path = Path(model)
     path = path / "tokenizer.json" if path.is_dir() else path
     if not path.is_file():
         raise InputError(f"model: expected a folder with a tokenizer.json, or that file, received {model}")
-    return os.fspath(path)
+    offsets, texts = token_bytes(path)
+    return np.asarray(offsets, np.int64), texts

@@ -7,12 +7,9 @@
 #include <string>
 #include <vector>
 
-#include <nlohmann/json.hpp>
-
-#include "espalier/base/file.h"
 #include "espalier/data/builder.h"
 #include "espalier/inspect/sharing.h"
-#include "tests/base/scratch_folder.h"
+#include "tests/data/vocabulary.h"
 
 namespace espalier::testing {
 
@@ -38,10 +35,9 @@ class ReadableRows {
     keys_ = route_keys(trajectories_);
     sequences.merge_keys = keys_;
     forest_ = build_forest(sequences);
-    ScratchFolder folder;
-    const nlohmann::json tokenizer = {{"model", {{"type", "BPE"}, {"vocab", ids_}}}};
-    write_text(folder / "tokenizer.json", tokenizer.dump());
-    vocabulary_ = Vocabulary::read(folder / "tokenizer.json");
+    std::vector<std::string> texts(ids_.size());
+    for (const auto& [text, id] : ids_) texts[id] = text;
+    vocabulary_ = vocabulary_of(texts);
   }
 
   SharingReport analyse(bool with_text = true) const {
@@ -74,7 +70,7 @@ class ReadableRows {
   Trajectories trajectories_;
   std::vector<uint64_t> keys_;
   Forest forest_;
-  Vocabulary vocabulary_;
+  Vocabulary vocabulary_ = vocabulary_of({});
 };
 
 }  // namespace espalier::testing

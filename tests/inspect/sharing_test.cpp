@@ -4,14 +4,11 @@
 #include <gtest/gtest.h>
 
 #include <map>
-#include <nlohmann/json.hpp>
 #include <set>
 
-#include "espalier/base/file.h"
 #include "espalier/base/interrupt.h"
 #include "espalier/base/rng.h"
 #include "espalier/data/builder.h"
-#include "tests/base/scratch_folder.h"
 #include "tests/inspect/sharing_rows.h"
 #include "tests/test_seed.h"
 
@@ -408,13 +405,9 @@ TEST(Sharing, ByDepthEqualsCountingPrefixes) {
 }
 
 Role role_after(const std::vector<std::string>& pieces, bool* thinking = nullptr) {
-  nlohmann::json vocabulary = nlohmann::json::object();
-  for (const std::string& piece : pieces) vocabulary.emplace(piece, vocabulary.size());
-  ScratchFolder folder;
-  write_text(folder / "tokenizer.json", nlohmann::json{{"model", {{"vocab", vocabulary}}}}.dump());
-  const Vocabulary known = Vocabulary::read(folder / "tokenizer.json");
+  const Vocabulary known = vocabulary_of(pieces);
   ChatState state;
-  for (const std::string& piece : pieces) advance(known, vocabulary[piece].get<int32_t>(), &state);
+  for (int32_t id = 0; id < known.size(); ++id) advance(known, id, &state);
   if (thinking != nullptr) *thinking = state.thinking;
   return state.role;
 }

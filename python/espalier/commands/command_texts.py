@@ -12,10 +12,11 @@ from ..io.arguments import export_parser, import_parser
 from ..launch.arguments import launch_parser
 from ..server.arguments import serve_parser
 from .arguments import argument_parser
+from .merge import merge_parser
 from .rerun import rerun_parser
 
 PARSERS = {"prepare": argument_parser, "import": import_parser, "export": export_parser, "launch": launch_parser,
-           "serve": serve_parser, "rerun": rerun_parser}  # fmt: skip
+           "serve": serve_parser, "merge": merge_parser, "rerun": rerun_parser}  # fmt: skip
 
 
 @dataclass

@@ -18,10 +18,12 @@ _MAKERS = {"page": "espalier.page.render:page_of", "inspect": "espalier.printed.
            "bench": "espalier.printed.bench:bench_text",
            "profile": "espalier.printed.profile:profile_text", "verify": "espalier.printed.rows:verify_text",
            "sample": "espalier.printed.rows:sample_text", "device": "espalier.printed.rows:device_text",
-           "tokenizer": "espalier.printed.tokenizer:tokenizer_files"}  # fmt: skip
+           "tokenizer": "espalier.printed.tokenizer:tokenizer_files",
+           "vocabulary": "espalier.vocabulary:vocabulary_message"}  # fmt: skip
 
 if __name__ == "__main__":
     gc.disable()  # millions of lists, of which all stay
     module, function = _MAKERS[sys.argv[1]].split(":")
     make = getattr(import_module(module), function)
-    sys.stdout.buffer.write(make(**json.loads(sys.stdin.buffer.read())).encode())
+    made = make(**json.loads(sys.stdin.buffer.read()))
+    sys.stdout.buffer.write(made if isinstance(made, bytes) else made.encode())

@@ -11,7 +11,7 @@ _TEMPLATE = ("{%- for message in messages %}"
              "{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{%- endif %}")  # fmt: skip
 
 
-def _characters() -> list[str]:
+def byte_characters() -> list[str]:
     """Of all bytes, as GPT-2 writes them: printable ones as they are, the others from 256 on."""
     printable = [*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = iter(range(256, 512))
@@ -31,7 +31,7 @@ def tokenizer_files() -> str:
         "normalizer": None, "pre_tokenizer": byte_level, "post_processor": None, "decoder": byte_level,
         "model": {"type": "BPE", "dropout": None, "unk_token": None, "continuing_subword_prefix": None,
                   "end_of_word_suffix": None, "fuse_unk": False, "byte_fallback": False, "ignore_merges": False,
-                  "vocab": {character: byte for byte, character in enumerate(_characters())}, "merges": []}}  # fmt: skip
+                  "vocab": {character: byte for byte, character in enumerate(byte_characters())}, "merges": []}}  # fmt: skip
     config = {"tokenizer_class": "PreTrainedTokenizerFast",
               "added_tokens_decoder": {str(256 + index): _added(token) for index, token in enumerate(_SPECIAL)},
               "bos_token": None, "eos_token": _SPECIAL[2], "pad_token": _SPECIAL[0], "unk_token": None,

@@ -72,12 +72,6 @@ std::string made_printable(std::string_view text, bool keep_line_feeds) {
   return result;
 }
 
-/// A code point below 2048.
-std::string utf8(int code_point) {
-  if (code_point < 0x80) return {static_cast<char>(code_point)};
-  return {static_cast<char>(0xC0 | code_point >> 6), static_cast<char>(0x80 | (code_point & 0x3F))};
-}
-
 }  // namespace
 
 std::string printable(std::string_view text) {
@@ -117,16 +111,6 @@ size_t character_size(std::string_view bytes, size_t begin) {
   if ((lead == 0xE0 && byte(1) < 0xA0) || (lead == 0xED && byte(1) >= 0xA0)) return 0;
   if ((lead == 0xF0 && byte(1) < 0x90) || (lead == 0xF4 && byte(1) >= 0x90)) return 0;
   return size;
-}
-
-std::array<std::string, 256> byte_characters() {
-  std::array<std::string, 256> characters;
-  int next = 256;
-  for (int byte = 0; byte < 256; ++byte) {
-    const bool printable = (byte >= '!' && byte <= '~') || (byte >= 0xA1 && byte != 0xAD);
-    characters[byte] = utf8(printable ? byte : next++);
-  }
-  return characters;
 }
 
 bool is_utf8(std::string_view bytes) {

@@ -46,11 +46,16 @@ Forest build(const Trajectories& trajectories, const std::optional<Given<int64_t
   return forest;
 }
 
-RowsReport inspect(const Trajectories& trajectories,
-                   const std::optional<std::filesystem::path>& tokenizer_json) {
+/// `offsets`, `texts`: of a Vocabulary, if there is one.
+RowsReport inspect(const Trajectories& trajectories, const std::optional<Given<int64_t>>& offsets,
+                   const nb::bytes& texts) {
   RowsReport result{trajectories, build(trajectories, std::nullopt, false), std::nullopt};
+  if (offsets) {
+    const auto given = span_of(*offsets);
+    result.vocabulary.emplace(std::vector(given.begin(), given.end()),
+                              std::string(texts.c_str(), texts.size()));
+  }
   const Interruptible guard;
-  if (tokenizer_json) result.vocabulary = Vocabulary::read(*tokenizer_json);
   InspectReport& report = result.report;
   report.statistics = forest_statistics(result.forest);
   report.by_depth = sharing_by_depth(result.forest);
@@ -81,8 +86,8 @@ void bind_inspect(nb::module_& module) {
           },
           nb::arg("title"), nb::call_guard<nb::gil_scoped_release>(),
           "What espalier.page makes the page of `espalier inspect --html` of.");
-  module.def("inspect", &inspect, nb::arg("trajectories"), nb::arg("tokenizer_json") = nb::none(),
-             "Implements espalier.inspect.");
+  module.def("inspect", &inspect, nb::arg("trajectories"), nb::arg("offsets").noconvert() = nb::none(),
+             nb::arg("texts") = nb::bytes("", 0), "Implements espalier.inspect: offsets int64 [V + 1].");
 }
 
 }  // namespace espalier::python

@@ -23,7 +23,7 @@ void add_all_commands(std::deque<Command>* all, const std::function<std::string(
   add(python_command("launch"));
   add(python_command("serve"));
   add(logprobs_command());
-  add(merge_command());
+  add(python_command("merge"));
   add(sample_command());
   group = "Proof and measurement";
   add(verify_command());

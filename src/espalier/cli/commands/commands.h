@@ -3,6 +3,7 @@
 #pragma once
 
 #include <deque>
+#include <filesystem>
 #include <functional>
 #include <stdexcept>
 #include <string>
@@ -10,6 +11,7 @@
 #include <vector>
 
 #include "espalier/base/options.h"
+#include "espalier/data/vocabulary.h"
 
 namespace espalier {
 class Group;
@@ -55,6 +57,10 @@ void add_all_commands(std::deque<Command>* all, const std::function<std::string(
 /// (python/espalier/printed/__main__.py has the kinds).
 std::string by_python(const std::string& command, const std::string& kind, std::string_view json);
 
+/// The vocabulary of a tokenizer.json, which the Python package reads. Throws InputError, which names the
+/// file.
+Vocabulary read_vocabulary(const std::string& command, const std::filesystem::path& tokenizer_json);
+
 // `version` gives the text of --version, which runs store.
 // `group`: the ranks that divide the work; nullptr: one process.
 Command bench_command();
@@ -64,7 +70,6 @@ Command init_command();
 Command inspect_command();
 Command logprobs_command(const Group* group = nullptr);
 Command man_command(const std::deque<Command>* all, const std::function<std::string()>& version);
-Command merge_command();
 Command plan_command();
 /// One that is written in Python.
 Command python_command(std::string_view name);
@@ -82,8 +87,6 @@ inline constexpr const char* kSummaryOfTrain =
 inline constexpr const char* kSummaryOfLogprobs =
     "Write the log-probability of every token, computed on the shared trees; with --entropies and --top-k "
     "also entropies and the most likely tokens";
-inline constexpr const char* kSummaryOfMerge =
-    "Add an adapter to the weights of its model and write the result as a new model";
 inline constexpr const char* kSummaryOfSample =
     "Sample completions of prompts, whose shared prefixes are encoded once, as rows with behaviour "
     "log-probabilities";

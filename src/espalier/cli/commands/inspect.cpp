@@ -43,16 +43,16 @@ Gains predict(const std::string& model, const Trajectories& trajectories,
   return flops.plan > 0 ? flops.gains() : in_tokens;
 }
 
-std::optional<Vocabulary> read_vocabulary(const std::string& model) {
+std::optional<Vocabulary> vocabulary_of(const std::string& model) {
   const std::filesystem::path path = std::filesystem::path(model) / "tokenizer.json";
   if (model.empty() || !std::filesystem::exists(path)) return std::nullopt;
-  return Vocabulary::read(path);
+  return read_vocabulary("inspect", path);
 }
 
 void run_inspect(const InspectArguments& flags) {
   const Trajectories trajectories = flags.data.read(data_use_of(flags.model));
   const Forest forest = forest_of(trajectories, {});
-  const std::optional<Vocabulary> known = read_vocabulary(flags.model);
+  const std::optional<Vocabulary> known = vocabulary_of(flags.model);
   const Vocabulary* vocabulary = known ? &*known : nullptr;
   InspectReport report;
   report.statistics = forest_statistics(forest);

@@ -15,9 +15,12 @@
 #include <filesystem>
 #include <memory>
 
+#include <nlohmann/json.hpp>
+
 #include "espalier/base/check.h"
 #include "espalier/base/environment.h"
 #include "espalier/base/file.h"
+#include "espalier/base/printable.h"
 #include "espalier/cli/commands/commands.h"
 #include "espalier/cli/print/command_text.h"
 #include "espalier/cli/signals.h"
@@ -152,6 +155,19 @@ std::string by_python(const std::string& name, const std::string& kind, std::str
   return output;
 }
 
+Vocabulary read_vocabulary(const std::string& command, const std::filesystem::path& tokenizer_json) {
+  const nlohmann::json given = {{"tokenizer_json", printable(tokenizer_json.string())}};
+  const std::string made = by_python(command, "vocabulary", given.dump());
+  if (made.starts_with('!')) throw InputError(made.substr(1));
+  // "=", the number of offsets, the offsets, the bytes.
+  int64_t count = 0;
+  std::memcpy(&count, &made.at(1), sizeof(count));
+  std::vector<int64_t> offsets(count);
+  const size_t begin = 1 + sizeof(count), end = begin + offsets.size() * sizeof(int64_t);
+  std::memcpy(offsets.data(), &made.at(begin), end - begin);
+  return {std::move(offsets), made.substr(end)};
+}
+
 Command python_command(std::string_view name) {
   static const PythonCommand kCommands[] = {
       {"prepare",
@@ -174,6 +190,10 @@ Command python_command(std::string_view name) {
        "Serve the Tinker API on this machine, on trees: training and sampling of adapters",
        {"-m", "espalier.server"},
        "uvicorn"},
+      {"merge",
+       "Add an adapter to the weights of its model and write the result as a new model",
+       {"-m", "espalier.commands.merge"},
+       "torch"},
       {"rerun",
        "Repeat a run in a new folder, or name what has changed since: data, model or program",
        {"-m", "espalier.commands.rerun"},

@@ -13,7 +13,6 @@
 #include "espalier/cli/flags/model_flags.h"
 #include "espalier/config/stop_ids.h"
 #include "espalier/data/builder.h"
-#include "espalier/data/vocabulary.h"
 #include "espalier/data/writer.h"
 #include "espalier/distributed/group.h"
 #include "espalier/measure/device_options.h"
@@ -117,7 +116,7 @@ void run_sample(const SampleArguments& flags) {
   const KernelScope scope(kernels);
   const std::filesystem::path tokenizer = std::filesystem::path(flags.model) / "tokenizer.json";
   std::optional<Vocabulary> vocabulary;
-  if (flags.text) vocabulary = Vocabulary::read(tokenizer);
+  if (flags.text) vocabulary = read_vocabulary("sample", tokenizer);
   if (flags.group->is_first()) AtomicFile{flags.out};  // to fail now rather than after hours
   const Trajectories given = flags.data.read(data_use_of(flags.model));
   const Trajectories prompts = prompts_of(given, flags.sampling.whole_rows);

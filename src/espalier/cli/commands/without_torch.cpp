@@ -34,10 +34,6 @@ Command logprobs_command(const Group*) {
   return needs_libtorch("logprobs", kSummaryOfLogprobs);
 }
 
-Command merge_command() {
-  return needs_libtorch("merge", kSummaryOfMerge);
-}
-
 Command sample_command(const Group*) {
   return needs_libtorch("sample", kSummaryOfSample);
 }

@@ -1,0 +1,104 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runs `espalier merge`: python3 -m espalier.commands.merge --model DIR --adapter DIR --out DIR."""
+
+import argparse
+import json
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+
+from ..errors import InputError
+from .command import run_command
+from .command_line import ArgumentParser, check_model, positive
+from .console import say
+
+DTYPES = ("float32", "float64", "bfloat16")
+
+DESCRIPTION = """\
+Adds an adapter to the weights of its model and writes the result as a new model.
+
+The new folder has the tensor names, files and tokenizer of --model and works with
+the same software. Sums are computed in at least float32 and rounded once.
+"""
+
+EPILOG = """\
+example:
+  espalier merge --model DIR --adapter RUN/checkpoints/step_100 -o merged
+
+exit codes: 0 done, 1 bad input, 2 wrong arguments.
+"""
+
+
+def merge_parser():
+    """All flags."""
+    parser = ArgumentParser(prog="espalier merge", description=DESCRIPTION, epilog=EPILOG,
+                            formatter_class=argparse.RawDescriptionHelpFormatter)  # fmt: skip
+    add = parser.add_argument
+    add("--model", type=Path, required=True, metavar="DIR", help="Hugging Face folder of the model")
+    add("--adapter", type=Path, required=True, metavar="DIR", help="adapter of the model, a PEFT folder")
+    add("-o", "--out", type=Path, required=True, metavar="DIR", help="folder to create; must be empty or new")
+    add("--dtype", choices=DTYPES,
+        help="precision of the merged weights (default: that of config.json, or float32 if it has none of these)")  # fmt: skip
+    add("--threads", type=positive, metavar="N", help="CPU threads (default: all cores)")
+    return parser
+
+
+def _json(file):
+    """Its object; none where the file cannot be used, of which the engine says why."""
+    try:
+        found = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _dtype(model):
+    """That of the model's files, or float32 if it cannot be written."""
+    config = _json(model / "config.json")
+    text = config.get("text_config") or {}
+    dtype = config.get("dtype") or config.get("torch_dtype") or text.get("dtype") or text.get("torch_dtype")
+    if dtype is not None and dtype not in DTYPES:
+        say(f"note: the model is in {dtype}; the merged one is written in float32")
+    return dtype if dtype in DTYPES else "float32"
+
+
+def _without_dropout(adapter, scratch):
+    """The adapter's folder; where it has dropout, which merging does not mind and engines refuse, one without."""
+    config = _json(adapter / "adapter_config.json")
+    if not config.get("lora_dropout"):
+        return adapter
+    folder = Path(scratch) / "adapter"
+    shutil.copytree(adapter, folder, ignore=lambda folder, names: [name for name in names if not name.startswith("adapter_")])
+    (folder / "adapter_config.json").write_text(json.dumps({**config, "lora_dropout": 0.0}), encoding="utf-8")
+    return folder
+
+
+def merge(arguments):
+    """Raises InputError.
+
+    Args:
+        arguments: Of merge_parser.
+    """
+    from ..engine import Engine
+
+    out, options = arguments.out, {} if arguments.threads is None else {"threads": arguments.threads}
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise InputError(f"{out}: expected a new or empty folder, it has files")
+    with tempfile.TemporaryDirectory() as scratch:
+        dtype = arguments.dtype or _dtype(arguments.model)
+        engine = Engine(arguments.model, adapters=True, dtype=dtype, device="cpu", **options)
+        engine.use(engine.new_adapter(adapter=_without_dropout(arguments.adapter, scratch)))
+        engine.save(out, merged=True)
+    print(f"{out}: {arguments.adapter} merged, in {dtype}")
+
+
+def main(arguments=None):
+    parser = merge_parser()
+    found = parser.parse_args(arguments)
+    check_model(parser, found.model)
+    return run_command("merge", lambda: merge(found))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
