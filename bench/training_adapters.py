@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""What clients of one base could gain if a training step of all of them were one pass: a bound.
+"""Training steps of several clients of one base in one pass, against a pass for each client, as `espalier serve` makes them.
 
-Each client has a group of answers to a prompt of its own. One `forward_backward` of the rows of all clients, with one adapter, is
-measured against one call for each client: a pass over rows of different adapters can be no faster than that, since it has the same
-products and those of more adapters. Both ways run in turns, round by round; the gain is the median of each round's ratio.
+Each client has an adapter of its own and a group of answers to a prompt of its own. One `forward_backward` of the rows of all clients
+(`adapters=`, which `espalier serve --join-clients` uses) is measured against one call for each client. The bound is the same call with
+one adapter for all rows. All three run in turns, round by round; gains are medians of each round's ratio.
 
 With `make build` done, and the Python that has torch (.venv/bin/python):
 
@@ -36,12 +36,18 @@ def group(client, prompt_tokens, answers, answer_tokens):
     return [{"input_ids": prompt + some(answer_tokens), "loss_mask": [0] * prompt_tokens + [1] * answer_tokens} for _ in range(answers)]
 
 
-def seconds(engine, calls):
+def seconds(engine, adapters, calls):
+    """Of calls, each of rows and their adapters; without: those of the one in use."""
     began = time.perf_counter()
-    for rows in calls:
-        engine.forward_backward(rows)
+    for rows, of_rows in calls:
+        if of_rows is not None and len(set(of_rows)) == 1:
+            engine.use(of_rows[0])
+            of_rows = None
+        engine.forward_backward(rows, adapters=of_rows)
     spent = time.perf_counter() - began
-    engine.zero_gradients()
+    for adapter in adapters:
+        engine.use(adapter)
+        engine.zero_gradients()
     return spent
 
 
@@ -53,17 +59,21 @@ def main():
     parser.add_argument("--rounds", type=common.at_least(1), default=5, metavar="N", help="(default: %(default)s)")
     arguments = parser.parse_args()
     print(f"{common.cpu_name()}. Commit {commit()}\n\n| group of a client | encoded tokens of a client | seconds of a call each | gain of one "
-          "call, at most |\n|---|---:|---:|---:|")  # fmt: skip
+          "call | gain at most |\n|---|---:|---:|---:|---:|")  # fmt: skip
     with tempfile.TemporaryDirectory() as scratch:
-        engine = espalier.Engine(common.model_folder(arguments.model, Path(scratch)), lora_rank=16)
+        engine = espalier.Engine(common.model_folder(arguments.model, Path(scratch)), adapters=True)
+        adapters = [engine.new_adapter(lora_rank=16, seed=client) for client in range(arguments.clients)]
         for prompt, answers, answer in ((4, 1, 4), (16, 2, 8), (32, 4, 16), (128, 8, 32)):
             groups = [group(client, prompt, answers, answer) for client in range(arguments.clients)]
-            together = [[row for rows in groups for row in rows]]
-            seconds(engine, together)
-            rounds = [(seconds(engine, groups), seconds(engine, together)) for _ in range(arguments.rounds)]
+            rows = [row for own in groups for row in own]
+            apart = [(own, [adapter] * len(own)) for own, adapter in zip(groups, adapters)]
+            joined = [(rows, [adapter for own, adapter in zip(groups, adapters) for _ in own])]
+            bound = [(rows, [adapters[0]] * len(rows))]
+            seconds(engine, adapters, joined)
+            rounds = [[seconds(engine, adapters, calls) for calls in (apart, joined, bound)] for _ in range(arguments.rounds)]
             print(f"| {answers} of {answer} tokens on {prompt} | {prompt + answers * answer} | "
-                  f"{statistics.median(apart for apart, _ in rounds):.2f} | "
-                  f"{statistics.median(apart / one for apart, one in rounds):.2f} |", flush=True)  # fmt: skip
+                  f"{statistics.median(each[0] for each in rounds):.2f} | {statistics.median(each[0] / each[1] for each in rounds):.2f} | "
+                  f"{statistics.median(each[0] / each[2] for each in rounds):.2f} |", flush=True)  # fmt: skip
 
 
 if __name__ == "__main__":

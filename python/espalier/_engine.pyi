@@ -38,9 +38,9 @@ class Engine:
     def adapter(self) -> Adapter:
         """What is in use."""
 
-    def forward_backward(self, rows: espalier._core.Trajectories, indices: Sequence[int] | None, options: Sequence[tuple[str, str]], function: object | None, progress: object | None) -> list[tuple[str, int | float]]:
+    def forward_backward(self, rows: espalier._core.Trajectories, indices: Sequence[int] | None, options: Sequence[tuple[str, str]], function: object | None, progress: object | None, adapters: Sequence[Adapter]) -> list[tuple[str, int | float]]:
         """
-        The metrics, by name. The loss is an objective of the options, or that of
+        The metrics, by name. adapters: by row, or empty: that in use. The loss is an objective of the options, or that of
         function(offsets int64 [R + 1], positions int64 [M], logprobs float64 [M]) -> (loss, gradient float64 [M]).
         """
 
@@ -84,8 +84,8 @@ class Engine:
     def zero_gradients(self) -> None:
         """Forgets all gradients."""
 
-    def save(self, folder: str | os.PathLike, dtype: str) -> None:
-        """Writes a checkpoint."""
+    def save(self, folder: str | os.PathLike, dtype: str, merged: bool) -> None:
+        """Writes a checkpoint, or a model with the adapter in its weights."""
 
     def load(self, folder: str | os.PathLike, with_optimizer: bool) -> list[str]:
         """Loads a checkpoint. Returns notes about oddities of its folder."""

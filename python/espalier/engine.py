@@ -187,10 +187,13 @@ class Engine:
             True
             >>> engine.use(None)
         """
-        if adapter is not None and (not isinstance(adapter, Adapter) or adapter._engine is not self._engine):
-            raise InputError(f"adapter: expected one of this engine, received {adapter!r}")
-        self._engine.use(native.Adapter() if adapter is None else adapter._adapter)
+        self._engine.use(native.Adapter() if adapter is None else self._own(adapter))
         self._adapter = adapter
+
+    def _own(self, adapter: "Adapter") -> "native.Adapter":
+        if not isinstance(adapter, Adapter) or adapter._engine is not self._engine:
+            raise InputError(f"adapter: expected one of this engine, received {adapter!r}")
+        return adapter._adapter
 
     @property
     def adapter(self) -> "Adapter | None":
@@ -199,7 +202,7 @@ class Engine:
 
     def forward_backward(self, rows: Data, objective: "str | ObjectiveConfig | Loss | None" = None, *,
                          indices: Iterable[int] | None = None, progress: Callable[[int, int], object] | None = None,
-                         **options: Option) -> dict[str, float]:  # fmt: skip
+                         adapters: Sequence["Adapter"] | None = None, **options: Option) -> dict[str, float]:  # fmt: skip
         """Adds the gradients of an objective of the rows to those that there are.
 
         Gradients of calls add up until `optim_step`, as those of several `loss.backward()` do. Each call's loss has its
@@ -219,6 +222,9 @@ class Engine:
                 the engine's. docs/objectives.md has the formulas and their sources.
             indices: The rows to train on, by their numbers. Default: all. Groups are those of all rows.
             progress: Called as progress(done, total) after each micro-batch.
+            adapters: For each row that with which it is computed and which gets its gradients, in place of the one in use.
+                Their products with the weights are one, and rows of different adapters share no prefix. If the call fails,
+                none of them has gradients left. Not with a process group.
             **options: Any field of ObjectiveConfig, such as `clip_low=0.2`, in place of that of `objective`.
 
         Returns:
@@ -243,6 +249,10 @@ class Engine:
             [3, 1] [[1, 2, 3], [2]]
             >>> abs(own["loss"] - metrics["loss"]) < 1e-12
             True
+            >>> first, second = (engine.new_adapter(lora_rank=2, seed=seed) for seed in (1, 2))
+            >>> metrics = engine.forward_backward([[11, 12, 13], [11, 12, 17]], adapters=[first, second])
+            >>> metrics["flat_tokens"], metrics["tree_tokens"]
+            (6, 6)
         """
         objective = self._objective if objective is None else objective
         with self._with_other_ranks():
@@ -255,10 +265,11 @@ class Engine:
                 raise InputError(f"{refused[0]}: expected no such option beside a function, which computes the loss itself; "
                                  f"received {options[refused[0]]!r}")  # fmt: skip
             given = named_texts({**named, **options})
+            trained = [self._own(adapter) for adapter in adapters or ()]
         if not callable(objective):
-            return dict(self._engine.forward_backward(found, chosen, given, None, progress))
+            return dict(self._engine.forward_backward(found, chosen, given, None, progress, trained))
         function = LossFunction(objective)
-        metrics = dict(self._engine.forward_backward(found, chosen, given, function, progress))
+        metrics = dict(self._engine.forward_backward(found, chosen, given, function, progress, trained))
         return {**metrics, **function.metrics}
 
     def optim_step(self, learning_rate: float | None = None, *, beta1: float | None = None, beta2: float | None = None,
@@ -482,7 +493,7 @@ class Engine:
         """
         self._engine.zero_gradients()
 
-    def save(self, folder: str | os.PathLike[str], *, dtype: str | None = None) -> None:
+    def save(self, folder: str | os.PathLike[str], *, dtype: str | None = None, merged: bool = False) -> None:
         """Writes a checkpoint as `espalier train` does.
 
         It is a model that Transformers and `--model` open, or where an adapter is in use a folder of PEFT; with the
@@ -493,9 +504,12 @@ class Engine:
             folder: Does not exist yet.
             dtype: Of the saved weights, "float32", "float64" or "bfloat16". Default: that in which they are trained. `load`
                 restores the exact weights in any case.
+            merged: Instead, the whole model, with the adapter in use added to its weights: sums in at least float32, rounded
+                once to the engine's precision. Without optimiser; `load` does not take it.
 
         Raises:
-            InputError: The folder exists or cannot be written, or weights are not finite.
+            InputError: The folder exists or cannot be written, or weights are not finite; with `merged`, there is no adapter
+                in use, or it adapts a head that is the embedding.
 
         Examples:
             >>> import os, tempfile
@@ -504,7 +518,9 @@ class Engine:
             >>> sorted(os.listdir(checkpoint))[0]
             'config.json'
         """
-        self._engine.save(os.fspath(folder), dtype or "")
+        if merged and dtype is not None:
+            raise InputError(f"dtype: expected none with merged, which has the engine's precision; received {dtype!r}")
+        self._engine.save(os.fspath(folder), dtype or "", merged)
 
     def load(self, folder: str | os.PathLike[str], *, optimizer: bool = True) -> None:
         """Weights and optimiser as they were when a checkpoint was written, by `save` or by `espalier train`, bit for bit.

@@ -61,7 +61,7 @@ def prompt(*tokens):
 class Local:
     """A server in this process, where a test can look inside."""
 
-    def __init__(self, folder, state, max_adapters=32, api_key="", full_models=0, **options):
+    def __init__(self, folder, state, max_adapters=32, api_key="", full_models=0, joins_clients=False, **options):
         import uvicorn
 
         from espalier.server.app import App
@@ -70,7 +70,8 @@ class Local:
         from espalier.server.store import Store
 
         self.store = Store(state)
-        self.base = Base("tiny", folder, {"dtype": "float64", "threads": 1, **options}, self.store, max_adapters)
+        self.base = Base("tiny", folder, {"dtype": "float64", "threads": 1, **options}, self.store, max_adapters,
+                         joins_clients=joins_clients)  # fmt: skip
         self.service = Service({"tiny": self.base}, self.store, full_models)
         self._server = uvicorn.Server(uvicorn.Config(App(self.service, api_key).starlette(), port=0, log_level="error"))
         self._thread = threading.Thread(target=self._server.run, daemon=True)

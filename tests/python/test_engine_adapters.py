@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import espalier as package
-from engines import engine_of, init_model
+from engines import engine_of, init_model, worst_error
 from small_models import random_rows
 
 RATE = {"learning_rate": 0.05, "weight_decay": 0.1}
@@ -232,3 +232,76 @@ def test_adapters_that_cannot_be_used(folder):
         engine.new_adapter(SMALL, lora_targets="query")
     with pytest.raises(package.InputError, match="LoraConfig: expected only lora_rank, .*, received learning_rate"):
         engine.new_adapter(SMALL, learning_rate=1)
+
+
+def weighted(weights):
+    """A loss of rows with these weights."""
+    return lambda logprobs, positions: -sum(
+        (weight * row * (positions[k] + 1)).sum() for k, (weight, row) in enumerate(zip(weights, logprobs)))  # fmt: skip
+
+
+PLANS = [{"token_budget": 24}, {"strategy": "partition", "token_budget": 8},
+         {"strategy": "partition", "token_budget": 8, "checkpoint_activations": "piece"},
+         {"token_budget": 40, "checkpoint_activations": "layer"}]  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", ["olmo2", "gemma2", "qwen3_5_moe", "nemotron_h"])
+@pytest.mark.parametrize("plan", PLANS, ids=["packing", "partition", "piece", "layer"])
+def test_rows_of_several_adapters_in_one_pass(kind, plan, tmp_path, espalier):
+    engine = engine_of(init_model(espalier, tmp_path, kind), adapters=True, **RATE, **plan)
+    tied = kind in ("gemma2", "qwen3_5_moe")
+    every = package.LoraConfig(lora_rank=3, lora_targets=["all-linear"] if tied else ["all-linear", "lm_head"], seed=8)
+    adapters = [engine.new_adapter(lora) for lora in (every, package.LoraConfig(lora_rank=2, seed=9), every)]
+    rows = random_rows(99, "sft")
+    for number, adapter in enumerate(adapters):
+        engine.use(adapter)
+        engine.forward_backward(rows, indices=range(number, number + 4))
+        engine.optim_step()  # B is zero before it
+    engine.use(None)
+    of_row = [adapters[number % 3] for number in range(len(rows))]
+    weights = [0.5, -1.0, 2.0, 1.5, 1.0, 0.25, -0.5, 3.0, 1.0]
+    losses = [({"objective": weighted(weights)}, lambda own: {"objective": weighted([weights[k] for k in own])}),
+              ({"normalize": 7.0, "entropy_coef": 0.1},) * 2, ({"normalize": 7.0, "log_entropy": True},) * 2]  # fmt: skip
+    for joint, apart in losses:
+        metrics = engine.forward_backward(rows, adapters=of_row, **joint)
+        found, loss = [], 0.0
+        for number, adapter in enumerate(adapters):
+            engine.use(adapter)
+            found.append(engine.gradients())
+            engine.zero_gradients()
+            own = list(range(number, len(rows), 3))
+            loss += engine.forward_backward([rows[k] for k in own], **(apart(own) if callable(apart) else apart))["loss"]
+            assert worst_error(found[-1], engine.gradients()) < 1e-11
+            engine.zero_gradients()
+        engine.use(None)
+        assert metrics["loss"] == pytest.approx(loss, rel=1e-12)
+        assert metrics["grad_norm"] == pytest.approx(
+            np.sqrt(sum(np.square(value).sum() for each in found for value in each.values())), rel=1e-12)
+    # Negative control: rows of the wrong adapters.
+    engine.forward_backward(rows, weighted(weights), adapters=of_row[1:] + of_row[:1])
+    engine.use(adapters[0])
+    wrong = engine.gradients()
+    engine.zero_gradients()
+    engine.forward_backward(rows[::3], weighted(weights[::3]))
+    assert worst_error(wrong, engine.gradients()) > 1e-3
+
+
+def test_one_pass_of_several_adapters_is_refused(folder, tmp_path):
+    engine, other = engine_of(folder, adapters=True, **RATE), engine_of(folder, adapters=True)
+    adapter = engine.new_adapter(SMALL)
+    rows = [[1, 2, 3], [1, 2, 4]]
+    for adapters, message in [
+            ([adapter], "adapters: expected one for each of 2 rows, received 1"),
+            ([adapter, None], "adapter: expected one of this engine, received None"),
+            ([adapter, other.new_adapter(SMALL)], "adapter: expected one of this engine, received <"),
+            ([adapter, adapter.copy()], "expected an adapter of new_adapter in use, which can be trained, received a copy")]:  # fmt: skip
+        with pytest.raises(package.InputError, match=message):
+            engine.forward_backward(rows, adapters=adapters)
+    # A function that fails leaves no gradients.
+    pair = [adapter, engine.new_adapter(LARGE)]
+    engine.forward_backward(rows, adapters=pair)
+    with pytest.raises(ZeroDivisionError):
+        engine.forward_backward(rows, lambda logprobs, positions: 1 / 0, adapters=pair)
+    for each in pair:
+        engine.use(each)
+        assert engine.gradients() == {}

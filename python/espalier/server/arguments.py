@@ -58,6 +58,10 @@ def serve_parser() -> ArgumentParser:
     add("--threads", type=positive, metavar="N", help="CPU threads (default: all cores)")
     add("--max-adapters", type=positive, default=32, metavar="N",
         help="adapters kept in memory; others lie in --state until they are used (default: %(default)s)")  # fmt: skip
+    add("--join-clients", action="store_true",
+        help="compute forward and backward passes of several adapters as one where they are ready at the same time: faster for "
+             "many clients with little data each. The last digits of a client's gradients then depend on what others "
+             "send")  # fmt: skip
     add("--full-models", type=positive, default=0, metavar="N",
         help="models that may train their whole weights at a time (LoRA rank 0), each with weights, gradients and optimiser of "
              "its own; all snapshots of a model together take its weights once more (default: none)")  # fmt: skip

@@ -47,15 +47,17 @@ class Base(TrainingWorker):
         options: Of espalier.Engine.
         store: Where adapters lie that are in no use.
         max_adapters: How many are kept in memory at a time.
+        joins_clients: Passes of several adapters in training that are ready at the same time are one.
 
     Raises:
         InputError: The model or an option cannot be used.
     """
 
     def __init__(self, name: str, folder: str | os.PathLike[str], options: Mapping[str, Any], store: Store,
-                 max_adapters: int) -> None:  # fmt: skip
+                 max_adapters: int, *, joins_clients: bool = False) -> None:  # fmt: skip
         super().__init__(name, Path(folder).absolute(), options, store)
         self.engine = Engine(self.folder, adapters=True, **options)
+        self.joins_clients = joins_clients
         self.groups = self._groups()
         self._max_adapters = max_adapters
         self._resident: collections.OrderedDict[int, Weights] = collections.OrderedDict()  # the last used one last

@@ -52,7 +52,8 @@ def serve(arguments: argparse.Namespace) -> None:
     """
     store = Store(arguments.state)
     try:
-        bases = {name: Base(name, folder, _engine_options(arguments), store, arguments.max_adapters)
+        bases = {name: Base(name, folder, _engine_options(arguments), store, arguments.max_adapters,
+                            joins_clients=arguments.join_clients)
                  for name, folder in arguments.model.items()}  # fmt: skip
         service = Service(bases, store, arguments.full_models)
         app = App(service, arguments.api_key).starlette()

@@ -4,6 +4,9 @@
 Forward and backward requests that stand next to each other are one forest: those that the client has sent when the engine
 becomes free, and those that come within WINDOW_SECONDS after the last one unless another kind of request already follows
 them. Chunks of one batch arrive with the first one last, so they are always together.
+
+Where the worker joins clients, the forests of several adapters that are ready at the same time are passed through the model
+together.
 """
 
 import asyncio
@@ -18,14 +21,15 @@ from ..native import core
 from .base import Counter
 from .data import Datum, Rows, output_of
 from .errors import Refused
-from .futures import Failure, Future, Futures
+from .futures import Failure, Future, Futures, failure_of
 from .losses import RequestLoss
 from .requests import Adam
-from .worker import LoraSettings, TrainingWorker, Weights
+from .worker import Job, LoraSettings, TrainingWorker, Weights
 
 WINDOW_SECONDS = 0.01
 GAP_SECONDS = 300.0    # that operations wait for an earlier one
 MAX_OPERATIONS = 4096  # of a model that wait
+JOINED_TOKENS = 1024   # of the models that are joined, at most: more gain nothing (bench/training_adapters.py)
 
 
 @dataclass
@@ -112,8 +116,20 @@ class Model:
         if self._waiting and self._next not in self._waiting and time.monotonic() - self._last_arrival > GAP_SECONDS:
             self.fail_all(f"seq_id: expected {self._next} within {GAP_SECONDS:.0f} seconds, received only later numbers")
 
-    def next_job(self) -> "_Job | None":
+    def next_job(self) -> "Job | None":
         """Of the operations whose turn it is, those that can be done together."""
+        job = self._ready_job()
+        if job is None or not self.worker.joins_clients or not job.can_be_joined:
+            return job
+        jobs, room = [job], JOINED_TOKENS - job.flat_tokens
+        for model in self.worker.sources:
+            if isinstance(model, Model) and model is not self and (other := model._ready_job(room)) is not None:
+                jobs.append(other)
+                room -= other.flat_tokens
+        return job if len(jobs) == 1 else _JoinedJobs(jobs)
+
+    def _ready_job(self, room: int | None = None) -> "_Job | None":
+        """`room`: only passes that can be joined with those of other models, of this many tokens at most."""
         taken: list[Operation] = []
         number = self._next
         while (operation := self._waiting.get(number)) is not None:
@@ -128,10 +144,13 @@ class Model:
         last = taken[-1].passes
         if last is not None and number not in self._waiting and not self._window_is_over(last):
             return None
+        job = _Job(self, taken, self._futures, self._counter)
+        if room is not None and not (job.can_be_joined and job.flat_tokens <= room):
+            return None
         for seq_id in range(self._next, number):
             del self._waiting[seq_id]
         self._next = number
-        return _Job(self, taken, self._futures, self._counter)
+        return job
 
     def _window_is_over(self, last: Passes) -> bool:
         left = last.arrived + WINDOW_SECONDS - time.monotonic()
@@ -152,78 +171,124 @@ class _Job:
     """Operations of a model that are done at once."""
 
     def __init__(self, model: Model, operations: list[Operation], futures: Futures, counter: Counter) -> None:
-        self._model = model
-        self._operations = operations
+        self.model = model
+        self.operations = operations
+        self.passes = [operation.passes for operation in operations if operation.passes is not None]
+        self.data = [datum for each in self.passes for datum in each.data]
+        self.flat_tokens = sum(len(datum.tokens) for datum in self.data)
         self._futures = futures
-        self._counter = counter
+        self.counter = counter
+
+    @property
+    def can_be_joined(self) -> bool:
+        """A failure leaves no gradients, which may cost only what can be computed again."""
+        return bool(self.passes) and not self.passes[0].forward_only and not self.model.weights.has_gradients
 
     def run(self) -> None:
-        first = self._operations[0]
+        first = self.operations[0]
         if isinstance(first.work, Passes):
-            self._run_passes()
+            _run_passes([self])
         else:
-            first.result = first.work(self._model)
+            first.result = first.work(self.model)
 
     def finish(self) -> None:
-        for operation in self._operations:
+        for operation in self.operations:
             assert operation.result is not None
             self._futures.finish(operation.future, operation.result)
 
     def fail(self, failure: Failure) -> None:
-        for operation in self._operations:
+        for operation in self.operations:
             self._futures.finish(operation.future, failure)
 
-    def _run_passes(self) -> None:
-        passes = [operation.passes for operation in self._operations if operation.passes is not None]
-        rows = Rows([datum for each in passes for datum in each.data])
-        weights = self._model.weights
-        self._model.worker.use(weights)
-        weights.has_gradients |= not passes[0].forward_only
-        if passes[0].forward_only:
-            logprobs, losses, encoded = self._forward(rows, passes)
-        else:
-            logprobs, losses, encoded = self._forward_backward(rows, passes)
-        begin = 0
-        for number, (operation, each) in enumerate(zip(self._operations, passes)):
+
+class _JoinedJobs:
+    """Passes of several models, as one. If that fails, each is done by itself, so that a client learns of its own faults."""
+
+    def __init__(self, jobs: list[_Job]) -> None:
+        self._jobs = jobs
+        self._failures: dict[int, Failure] = {}
+
+    def run(self) -> None:
+        try:
+            _run_passes(self._jobs)
+        except Exception:
+            for number, job in enumerate(self._jobs):
+                try:
+                    job.run()
+                except Exception as error:
+                    self._failures[number] = failure_of(error)
+
+    def finish(self) -> None:
+        for number, job in enumerate(self._jobs):
+            if number in self._failures:
+                job.fail(self._failures[number])
+            else:
+                job.finish()
+
+    def fail(self, failure: Failure) -> None:
+        for job in self._jobs:
+            job.fail(failure)
+
+
+def _run_passes(jobs: list[_Job]) -> None:
+    """Forward, or forward and backward, of one model or of several adapters."""
+    for job in jobs:
+        weights = job.model.weights
+        job.model.worker.use(weights)
+        weights.has_gradients |= not job.passes[0].forward_only  # so it stays in memory
+    passes = [each for job in jobs for each in job.passes]
+    rows = Rows([datum for each in passes for datum in each.data])
+    run = _forward if passes[0].forward_only else _forward_backward
+    logprobs, losses, encoded = run(jobs, rows, passes)
+    begin = number = 0
+    for job in jobs:
+        # The client adds up metrics of the requests of a batch, so the first one has the tokens of all.
+        of_first = float(encoded if len(jobs) == 1 else _tree_tokens(Rows(job.data)))
+        for operation, each in zip(job.operations, job.passes):
             end = begin + len(each.data)
-            # The client adds up metrics of the requests of a batch, so the first one has the tokens of all.
-            counts = {"flat_tokens": float(sum(len(datum.tokens) for datum in each.data)),
-                      "encoded_tokens": float(encoded) if number == 0 else 0.0}  # fmt: skip
-            self._counter.add(**counts)
+            counts = {"flat_tokens": float(sum(len(datum.tokens) for datum in each.data)), "encoded_tokens": of_first}
+            job.counter.add(**counts)
             operation.result = output_of(logprobs[begin:end], {
                 "loss:sum": losses[number], **{f"espalier/{name}:sum": count for name, count in counts.items()}})  # fmt: skip
-            begin = end
+            begin, number, of_first = end, number + 1, 0.0
 
-    def _losses(self, rows: Rows, passes: list[Passes], logprobs: list[Any]) -> list[Any]:
-        import torch
 
-        found = rows.per_datum(logprobs, lambda columns: torch.stack(columns, dim=1))
-        values, begin = [], 0
-        for each in passes:
-            values.append(each.loss.value(found[begin : begin + len(each.data)]))
-            begin += len(each.data)
-        return values
+def _losses(rows: Rows, passes: list[Passes], logprobs: list[Any]) -> list[Any]:
+    import torch
 
-    def _forward_backward(self, rows: Rows, passes: list[Passes]) -> Any:
-        seen: dict[str, Any] = {}
+    found = rows.per_datum(logprobs, lambda columns: torch.stack(columns, dim=1))
+    values, begin = [], 0
+    for each in passes:
+        values.append(each.loss.value(found[begin : begin + len(each.data)]))
+        begin += len(each.data)
+    return values
 
-        def loss(logprobs: list[Any], positions: list[Any]) -> Any:
-            values = self._losses(rows, passes, logprobs)
-            seen["losses"] = [value.item() for value in values]
-            seen["logprobs"] = [values.detach().numpy() for values in logprobs]
-            return sum(values)
 
-        metrics = self._model.worker.engine.forward_backward(rows.rows, loss)
-        return (rows.per_datum(seen["logprobs"], lambda columns: np.stack(columns, 1)), seen["losses"],
-                metrics["encoded_tokens"])  # fmt: skip
+def _forward_backward(jobs: list[_Job], rows: Rows, passes: list[Passes]) -> Any:
+    seen: dict[str, Any] = {}
 
-    def _forward(self, rows: Rows, passes: list[Passes]) -> Any:
-        import torch
+    def loss(logprobs: list[Any], positions: list[Any]) -> Any:
+        values = _losses(rows, passes, logprobs)
+        seen["losses"] = [value.item() for value in values]
+        seen["logprobs"] = [values.detach().numpy() for values in logprobs]
+        return sum(values)
 
-        values = [np.asarray(row[1:], np.float64) for row in self._model.worker.engine.logprobs(rows.rows)]
-        losses = [float(value) for value in self._losses(rows, passes, [torch.from_numpy(row) for row in values])]
-        forest = core.build_forest(rows.rows.offsets, rows.rows.input_ids)
-        return rows.per_datum(values, lambda columns: np.stack(columns, 1)), losses, forest.tree_tokens
+    adapters = [job.model.weights.adapter for job in jobs for datum in job.data for _ in range(datum.width)]
+    metrics = jobs[0].model.worker.engine.forward_backward(rows.rows, loss, adapters=adapters if len(jobs) > 1 else None)
+    return (rows.per_datum(seen["logprobs"], lambda columns: np.stack(columns, 1)), seen["losses"],
+            metrics["encoded_tokens"])  # fmt: skip
+
+
+def _forward(jobs: list[_Job], rows: Rows, passes: list[Passes]) -> Any:
+    import torch
+
+    values = [np.asarray(row[1:], np.float64) for row in jobs[0].model.worker.engine.logprobs(rows.rows)]
+    losses = [float(value) for value in _losses(rows, passes, [torch.from_numpy(row) for row in values])]
+    return rows.per_datum(values, lambda columns: np.stack(columns, 1)), losses, _tree_tokens(rows)
+
+
+def _tree_tokens(rows: Rows) -> int:
+    return int(core.build_forest(rows.rows.offsets, rows.rows.input_ids).tree_tokens)
 
 
 def optim_step(adam: Adam) -> Work:

@@ -83,7 +83,8 @@ class Worker(ABC):
     """
 
     engine: Engine
-    holds_one = False  # the engine has the weights of one snapshot, so that others are not sampled beside it
+    holds_one = False      # the engine has the weights of one snapshot, so that others are not sampled beside it
+    joins_clients = False  # passes of several models in training are one
 
     def __init__(self, name: str, folder: Path, options: Mapping[str, Any], store: Store) -> None:
         self.name = name
@@ -97,7 +98,7 @@ class Worker(ABC):
         ends = _json(folder / "generation_config.json").get("eos_token_id", text.get("eos_token_id"))
         self.stop_ids = [ends] if isinstance(ends, int) else list(ends or [])
         self._thread = ThreadPoolExecutor(1, thread_name_prefix=f"espalier-{name}")
-        self._sources: collections.deque[Source] = collections.deque()
+        self.sources: collections.deque[Source] = collections.deque()
         self._wake = asyncio.Event()
         self.is_stopped = False  # no more requests begin
         self._work: asyncio.Task[None] | None = None
@@ -119,10 +120,10 @@ class Worker(ABC):
 
     def add(self, source: Source) -> None:
         """From now on its jobs are done, in turn with those of the others."""
-        self._sources.append(source)
+        self.sources.append(source)
 
     def remove(self, source: Source) -> None:
-        self._sources.remove(source)
+        self.sources.remove(source)
 
     def wake(self) -> None:
         """A source may have work."""
@@ -144,9 +145,9 @@ class Worker(ABC):
         self._thread.shutdown()
 
     def _next_job(self) -> Job | None:
-        for _ in range(len(self._sources)):
-            source = self._sources[0]
-            self._sources.rotate(-1)
+        for _ in range(len(self.sources)):
+            source = self.sources[0]
+            self.sources.rotate(-1)
             if (source.has_begun or not self.is_stopped) and (job := source.next_job()) is not None:
                 return job
         return None

@@ -196,6 +196,24 @@ RunTrajectories trajectories_of_runs(const MicroBatch& micro_batch) {
   return result;
 }
 
+/// Of the tokens of a micro-batch, and of those that reach the LM head.
+std::shared_ptr<const accumulating::RowAdapters> adapters_of(const Step& step, const MicroBatch& micro_batch,
+                                                             const Layout& layout,
+                                                             const at::Tensor& logit_rows) {
+  if (step.adapters.empty()) return nullptr;
+  std::vector<accumulating::AdapterMapsPtr> of_runs;
+  for (const int64_t trajectory : trajectories_of_runs(micro_batch).any) {
+    of_runs.push_back(step.adapters[trajectory]);
+  }
+  const std::span rows(logit_rows.const_data_ptr<int64_t>(), logit_rows.numel());
+  std::vector<int64_t> of_head;
+  for (const int64_t begin : layout.run_begin) {
+    of_head.push_back(std::ranges::lower_bound(rows, begin) - rows.begin());
+  }
+  return std::make_shared<const accumulating::RowAdapters>(
+      of_runs, std::vector<std::vector<int64_t>>{layout.run_begin, of_head});
+}
+
 }  // namespace
 
 double term_column(const Step& step, const Loss& loss, TermColumn column, int64_t k, int64_t index) {
@@ -219,6 +237,7 @@ Batch make_batch(const Step& step, int64_t index, const Loss& loss) {
   batch.subtree_end = to_tensor(layout.subtree_end, at::kInt);
   batch.nodes = nodes_of(step, index, layout);
   set_edges(terms, batch.num_tokens(), &batch);
+  batch.adapters = adapters_of(step, micro_batch, layout, batch.logit_rows);
   if (micro_batch.parent >= 0) set_context(step.context.row(index), &batch);
   for (const std::vector<int64_t>& part_terms : terms.part_terms) {
     batch.part_terms.push_back(to_tensor(part_terms, at::kLong));

@@ -14,6 +14,7 @@
 #include "espalier/engine/recorded_routes.h"
 #include "espalier/engine/step.h"
 #include "espalier/model/node_structure.h"
+#include "espalier/model/row_adapters.h"
 #include "espalier/objective/loss.h"
 
 namespace espalier {
@@ -43,6 +44,7 @@ struct Batch {
   at::Tensor context_positions;     // [P] int64, see AttentionContext; always on the host
   std::shared_ptr<const NodeStructure> nodes;  // the runs of the micro-batch, on the host
   at::Tensor routes, multiplicity;             // see RouterContext; undefined unless set by set_router_inputs
+  std::shared_ptr<const accumulating::RowAdapters> adapters;  // null unless the step has them
 
   int64_t num_tokens() const { return input_ids.size(0); }
   int64_t num_logit_rows() const { return logit_rows.size(0); }

@@ -9,6 +9,7 @@
 #include <torch/custom_class.h>
 
 #include <functional>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -113,7 +114,8 @@ TreeSequence::TreeSequence(const Batch& batch, std::span<ContextFrame* const> an
       context_positions_(batch.context_positions),
       nodes_(batch.nodes),
       ancestors_(ancestors.begin(), ancestors.end()),
-      routers_{batch.routes, batch.multiplicity, std::move(statistics), record} {
+      routers_{batch.routes, batch.multiplicity, std::move(statistics), record},
+      adapters_(batch.adapters) {
   ESPALIER_ASSERT(ancestors.size() == batch.ancestors.size());
 }
 
@@ -197,6 +199,8 @@ std::vector<at::Tensor> recompute(const at::Tensor& input, Recomputed function) 
 Recomputed layer_function(const Model& model, const TreeSequence& sequence, int64_t index,
                           const PositionTables& tables, const at::Tensor& rows) {
   return [&model, sequence, index, tables, rows](const at::Tensor& input) {
+    std::optional<accumulating::RowAdapterScope> scope;
+    if (sequence.adapters()) scope.emplace(*sequence.adapters());
     LayerOutput output = model.layer(index, input, tables, sequence, rows);
     output.context.insert(output.context.begin(), output.hidden);
     return std::move(output.context);
@@ -224,6 +228,8 @@ at::Tensor entropy_by_row(const Model& model, const at::Tensor& hidden, const Ba
 void run_head(const Model& model, const at::Tensor& hidden, const Batch& batch, Entropies entropies,
               ForwardResult* result) {
   RECORD_USER_SCOPE("head");
+  std::optional<accumulating::RowAdapterScope> scope;
+  if (batch.adapters) scope.emplace(*batch.adapters);
   const Edges edges{batch.edge_row, batch.edge_target};
   if (entropies == Entropies::kDifferentiable && !batch.topk_edge.defined()) {
     const EdgeDistribution distribution = model.distribution(hidden, edges);

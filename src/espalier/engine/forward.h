@@ -58,6 +58,7 @@ class TreeSequence : public SequenceOps {
   const NodeStructure& nodes() const override { return *nodes_; }
   std::vector<at::Tensor> cut_context(int64_t layer) const override;
   RouterContext routers() const override { return routers_; }
+  const std::shared_ptr<const accumulating::RowAdapters>& adapters() const { return adapters_; }
 
  private:
   at::Tensor subtree_end_, position_ids_;
@@ -65,6 +66,7 @@ class TreeSequence : public SequenceOps {
   std::shared_ptr<const NodeStructure> nodes_;
   std::vector<ContextFrame*> ancestors_;
   RouterContext routers_;
+  std::shared_ptr<const accumulating::RowAdapters> adapters_;
 };
 
 /// Whether entropies are computed, and whether they are in the graph.

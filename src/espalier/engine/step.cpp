@@ -9,12 +9,14 @@
 
 namespace espalier {
 
-Forest forest_of(const Trajectories& trajectories, std::span<const int64_t> rows, ChildOrder order) {
+Forest forest_of(const Trajectories& trajectories, std::span<const int64_t> rows, ChildOrder order,
+                 std::span<const int64_t> tree_keys) {
   const std::vector<uint64_t> merge_keys = route_keys(trajectories);
   TokenSequences sequences;
   sequences.offsets = trajectories.offsets.span();
   sequences.tokens = trajectories.input_ids.span();
   sequences.merge_keys = merge_keys;
+  sequences.tree_keys = tree_keys;
   sequences.release = trajectories.release;
   return build_forest(sequences, rows, order);
 }
@@ -50,7 +52,12 @@ std::vector<int64_t> all_rows(const Trajectories& trajectories) {
 Step unplanned_step(const Trajectories& trajectories, std::vector<int64_t> rows, const StepOptions& options) {
   Step step;
   step.rows = std::move(rows);
-  step.forest = forest_of(trajectories, step.rows, options.child_order);
+  std::vector<int64_t> keys;
+  for (const auto& adapter : options.adapters) keys.push_back(reinterpret_cast<int64_t>(adapter.get()));
+  step.forest = forest_of(trajectories, step.rows, options.child_order, keys);
+  if (!keys.empty()) {
+    for (const int64_t row : step.rows) step.adapters.push_back(options.adapters[row]);
+  }
   set_terms(trajectories, options, &step);
   step.whole = {
       .rows = step.rows, .flat_tokens = step.flat_tokens(), .tree_tokens = step.forest.tree_tokens()};

@@ -9,6 +9,7 @@
 
 #include "espalier/base/csr.h"
 #include "espalier/data/trajectories.h"
+#include "espalier/model/row_adapters.h"
 #include "espalier/objective/mix.h"
 #include "espalier/objective/options.h"
 #include "espalier/objective/terms.h"
@@ -26,6 +27,7 @@ struct Step {
   Csr<int64_t> cuts;          // row m: the runs of micro-batch m that others continue, ascending
   Csr<Term> terms;
   Csr<int64_t> sharers;  // row i: the trajectories that share term i; empty with SharedTargets::kSum
+  std::vector<accumulating::AdapterMapsPtr> adapters{};  // [num_trajectories], or empty: the model's own
 
   /// The step of all ranks, of which this is the share of one (share.h).
   struct Whole {
@@ -54,6 +56,8 @@ struct StepOptions {
   ChildOrder child_order = ChildOrder::kFirstReached;
   /// The sources of a mix, used in place of `objective` with TermChoice::kWithLoss.
   std::span<const MixSource> mix{};
+  /// By row of the data: an adapter of its own. Rows of different ones share nothing. Empty: none.
+  std::span<const accumulating::AdapterMapsPtr> adapters{};
 };
 
 /// Builds forest, plan and terms of the given rows. Tokens with different recorded routes are not shared.
@@ -80,9 +84,10 @@ ComparedStep compare_step_plans(const Trajectories& trajectories, const StepOpti
 /// Sets the plan of the step and everything derived from it.
 void set_plan(Step* step, Plan plan);
 
-/// The forest of the given rows of the data; all if empty.
+/// The forest of the given rows of the data; all if empty. Rows share nothing unless their tree keys, by row
+/// of the data, are equal.
 Forest forest_of(const Trajectories& trajectories, std::span<const int64_t> rows,
-                 ChildOrder order = ChildOrder::kFirstReached);
+                 ChildOrder order = ChildOrder::kFirstReached, std::span<const int64_t> tree_keys = {});
 
 /// The terms of the trajectory of a placement whose edges start in its micro-batch, as a range of
 /// Step::terms.values.

@@ -58,14 +58,30 @@ at::Tensor affine(const at::Tensor& x, const at::Tensor& weight, const at::Tenso
   return detail::affine(x, operand_of(weight), bias);
 }
 
-/// x weight^T + bias in the dtype of sums, with what the adapters of rows add (RowAdapters).
+/// x weight^T + bias in the dtype of sums.
 at::Tensor unrounded_affine(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias) {
   const detail::PreparedWeight* ready = prepared(weight);
   at::Tensor output =
       ready != nullptr ? ready->unrounded(x) : detail::unrounded_product(x, operand_of(weight).t());
   if (bias.defined()) output.add_(bias);
-  if (const RowAdapters* rows = RowAdapterScope::find()) rows->add_to(output, x, weight);
   return output;
+}
+
+/// The adapters of a projection of x: its own, for all rows, and those of RowAdapters.
+std::vector<AdaptedRows> adapters_of(const Projection& projection, int64_t num_rows) {
+  std::vector<AdaptedRows> found;
+  if (const RowAdapters* rows = RowAdapterScope::find()) found = rows->of(projection.weight, num_rows);
+  if (projection.adapter.a.defined()) found.push_back({0, num_rows, projection.adapter});
+  return found;
+}
+
+/// Adds scale (x a^T) b^T to the output of these rows of x. Returns scale (x a^T).
+at::Tensor add_adapter(const at::Tensor& output, const at::Tensor& x, const AdaptedRows& rows) {
+  const auto& [a, b, scale] = rows.adapter;
+  const at::Tensor own = x.narrow(0, rows.begin, rows.count).to(a.scalar_type());
+  at::Tensor inner = detail::affine(own, a, {}).mul_(scale);
+  detail::add_product(output.narrow(0, rows.begin, rows.count), inner, b.t());
+  return inner;
 }
 
 /// The same of a weight [K, N].
@@ -88,18 +104,33 @@ void add_product(const at::Tensor& parameter, const at::Tensor& a, const at::Ten
 /// Where the tensors of projections are in the list that autograd sees: all weights first. Autograd knows
 /// nothing of structs.
 struct Places {
-  std::vector<int64_t> bias;     // of each projection, or -1
-  std::vector<int64_t> adapter;  // of a, which b follows; or -1
-  std::vector<double> scale;     // of adapters
+  std::vector<int64_t> bias;  // of each projection, or -1
+  std::vector<int64_t>
+      adapters;  // of each of some rows: its projection, in order, a, which b follows, AdaptedRows
+  std::vector<double> scale;  // of adapters
 
   void save(AutogradContext* ctx) const {
     ctx->saved_data["bias"] = bias;
-    ctx->saved_data["adapter"] = adapter;
+    ctx->saved_data["adapters"] = adapters;
     ctx->saved_data["scale"] = scale;
   }
   static Places saved(AutogradContext* ctx) {
-    return {ctx->saved_data["bias"].toIntVector(), ctx->saved_data["adapter"].toIntVector(),
+    return {ctx->saved_data["bias"].toIntVector(), ctx->saved_data["adapters"].toIntVector(),
             ctx->saved_data["scale"].toDoubleVector()};
+  }
+  void add(size_t projection, const AdaptedRows& rows, std::vector<at::Tensor>* tensors) {
+    adapters.insert(adapters.end(),
+                    {static_cast<int64_t>(projection), std::ssize(*tensors), rows.begin, rows.count});
+    scale.push_back(rows.adapter.scale);
+    tensors->insert(tensors->end(), {rows.adapter.a, rows.adapter.b});
+  }
+  /// Whether adapter k is one of the projection.
+  bool is_of(size_t k, size_t projection) const {
+    return k < scale.size() && adapters[4 * k] == static_cast<int64_t>(projection);
+  }
+  AdaptedRows rows(size_t k, at::TensorList tensors) const {
+    const int64_t *place = &adapters[4 * k], a = place[1];
+    return {place[2], place[3], {tensors[a], tensors[a + 1], scale[k]}};
   }
 };
 
@@ -107,27 +138,19 @@ class Linears : public Function<Linears> {
  public:
   static variable_list forward(AutogradContext* ctx, const at::Tensor& x, const at::TensorList& parameters,
                                const Places& places) {
-    const size_t count = places.bias.size();
+    const size_t count = places.bias.size(), adapters = places.scale.size();
     const at::Tensor operand = x.to(detail::product_dtype(x));
-    const RowAdapters* rows = RowAdapterScope::find();
-    const bool has_row_adapters = rows != nullptr && !rows->empty();
-    variable_list outputs, inner(count);
-    for (size_t i = 0; i < count; ++i) {
+    variable_list outputs, inner(adapters);
+    for (size_t i = 0, k = 0; i < count; ++i) {
       const at::Tensor bias = places.bias[i] < 0 ? at::Tensor() : parameters[places.bias[i]];
-      const bool is_adapted = places.adapter[i] >= 0;
-      const at::Tensor output = is_adapted || has_row_adapters
-                                    ? unrounded_affine(operand, parameters[i], bias)
-                                    : affine(operand, parameters[i], bias);
-      if (is_adapted) {
-        const at::Tensor &a = parameters[places.adapter[i]], &b = parameters[places.adapter[i] + 1];
-        inner[i] = detail::affine(x.to(a.scalar_type()), a, {}).mul_(places.scale[i]);
-        detail::add_product(output, inner[i], b.t());
-      }
+      const at::Tensor output = places.is_of(k, i) ? unrounded_affine(operand, parameters[i], bias)
+                                                   : affine(operand, parameters[i], bias);
+      for (; places.is_of(k, i); ++k) inner[k] = add_adapter(output, x, places.rows(k, parameters));
       outputs.push_back(output.to(x.scalar_type()));
     }
     const auto is_trained = [](const at::Tensor& parameter) { return parameter.requires_grad(); };
-    const bool needs_x = std::any_of(parameters.begin(), parameters.begin() + count, is_trained) ||
-                         std::ranges::any_of(inner, &at::Tensor::defined);
+    const bool needs_x =
+        adapters > 0 || std::any_of(parameters.begin(), parameters.begin() + count, is_trained);
     variable_list saved{needs_x ? x : at::Tensor()};
     saved.insert(saved.end(), inner.begin(), inner.end());
     saved.insert(saved.end(), parameters.begin(), parameters.end());
@@ -141,22 +164,22 @@ class Linears : public Function<Linears> {
     const Places places = Places::saved(ctx);
     const variable_list saved = ctx->get_saved_variables();
     const at::Tensor& x = saved[0];
-    const auto inner = saved.begin() + 1, parameters = inner + static_cast<int64_t>(grads.size());
+    const size_t adapters = places.scale.size();
+    const at::TensorList parameters = at::TensorList(saved).slice(1 + adapters);
     const at::ScalarType dtype = grads.front().scalar_type(),
                          product_dtype = detail::product_dtype(grads.front());
     const at::Tensor operand = x.defined() ? x.to(product_dtype) : x;
     at::Tensor grad_x;
-    for (size_t i = 0; i < grads.size(); ++i) {
-      const at::Tensor& weight = parameters[static_cast<int64_t>(i)];
+    for (size_t i = 0, k = 0; i < grads.size(); ++i) {
+      const at::Tensor& weight = parameters[i];
       const at::Tensor bias = places.bias[i] < 0 ? at::Tensor() : parameters[places.bias[i]];
       const at::Tensor grad = grads[i].to(product_dtype);
       if (weight.requires_grad()) add_product(weight, grad.t(), operand);
       if (bias.defined() && bias.requires_grad()) {
         add_gradient(bias, grad.sum({0}, /*keepdim=*/false, sum_dtype(bias)));
       }
-      const bool is_adapted = places.adapter[i] >= 0;
       if (ctx->needs_input_grad(0)) {
-        if (grads.size() == 1 && !is_adapted) {
+        if (grads.size() == 1 && adapters == 0) {
           grad_x = detail::affine(grad, operand_of(weight).t(), {});  // nothing to add: rounded at once
         } else if (grad_x.defined()) {
           detail::add_product(grad_x, grad, operand_of(weight));
@@ -164,17 +187,26 @@ class Linears : public Function<Linears> {
           grad_x = detail::unrounded_product(grad, operand_of(weight));
         }
       }
-      if (!is_adapted) continue;
-      const at::Tensor &a = parameters[places.adapter[i]], &b = parameters[places.adapter[i] + 1];
-      const at::Tensor wide = grads[i].to(b.scalar_type());
-      const at::Tensor grad_inner = detail::affine(wide, b.t(), {}).mul_(places.scale[i]);
-      if (b.requires_grad()) add_product(b, wide.t(), inner[static_cast<int64_t>(i)]);
-      if (a.requires_grad()) add_product(a, grad_inner.t(), x.to(a.scalar_type()));
-      if (grad_x.defined()) detail::add_product(grad_x, grad_inner, a);
+      for (; places.is_of(k, i); ++k) {
+        add_gradients_of(places.rows(k, parameters), grads[i], x, saved[1 + k], grad_x);
+      }
     }
-    variable_list all(1 + (saved.end() - parameters) + 1);
+    variable_list all(1 + parameters.size() + 1);
     if (grad_x.defined()) all[0] = grad_x.to(dtype);
     return all;
+  }
+
+ private:
+  /// Those of an adapter, and what it adds to that of x, which may be undefined. `inner`: of add_adapter.
+  static void add_gradients_of(const AdaptedRows& rows, const at::Tensor& grad_output, const at::Tensor& x,
+                               const at::Tensor& inner, const at::Tensor& grad_x) {
+    const auto& [a, b, scale] = rows.adapter;
+    const auto own = [&](const at::Tensor& of_all) { return of_all.narrow(0, rows.begin, rows.count); };
+    const at::Tensor grad = own(grad_output).to(b.scalar_type());
+    const at::Tensor grad_inner = detail::affine(grad, b.t(), {}).mul_(scale);
+    if (b.requires_grad()) add_product(b, grad.t(), inner);
+    if (a.requires_grad()) add_product(a, grad_inner.t(), own(x).to(a.scalar_type()));
+    if (grad_x.defined()) detail::add_product(own(grad_x), grad_inner, a);
   }
 };
 
@@ -316,17 +348,51 @@ class RmsNorm : public Function<RmsNorm> {
 
 using OptionalTensor = std::optional<at::Tensor>;
 
+/// Matrices [V, rank] of adapters beside each other, in the dtype of sums. Their gradients are summed in place.
+class JoinedColumns : public Function<JoinedColumns> {
+ public:
+  static at::Tensor forward(AutogradContext* ctx, const at::TensorList& columns) {
+    ctx->save_for_backward(columns.vec());
+    return at::cat(columns, 1).to(sum_dtype(columns[0]));
+  }
+
+  static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
+    const at::NoGradGuard no_grad;
+    const variable_list saved = ctx->get_saved_variables();
+    int64_t begin = 0;
+    for (const at::Tensor& columns : saved) {
+      if (columns.requires_grad()) add_gradient(columns, grads[0].narrow(1, begin, columns.size(1)));
+      begin += columns.size(1);
+    }
+    return variable_list(saved.size());
+  }
+};
+
+/// The matrices b [V, rank] of the head's adapters beside each other.
+OptionalTensor joined_b(const std::vector<AdaptedRows>& adapters) {
+  if (adapters.empty()) return std::nullopt;
+  std::vector<at::Tensor> all;
+  for (const AdaptedRows& rows : adapters) all.push_back(rows.adapter.b);
+  return JoinedColumns::apply(at::TensorList(all));
+}
+
 /// The weight [V, C] with lora_b [V, rank] as further columns.
 at::Tensor joined(const at::Tensor& weight, const OptionalTensor& lora_b) {
   return lora_b ? at::cat({weight, lora_b->to(weight.scalar_type())}, 1) : weight;
 }
 
-/// hidden [R, C] with scale hidden a^T [R, rank] as further columns, so that the logits are those of one
-/// product.
-at::Tensor joined(const at::Tensor& hidden, const LowRank& adapter) {
-  if (!adapter.a.defined()) return hidden;
-  const at::Tensor inner = accumulating::linear(hidden.to(adapter.a.scalar_type()), Projection{adapter.a});
-  return at::cat({hidden, (inner * adapter.scale).to(hidden.scalar_type())}, 1);
+/// hidden [R, C] with scale hidden a^T [R, rank] of each adapter as further columns, zeros in the rows of
+/// others, so that the logits are those of one product.
+at::Tensor joined(const at::Tensor& hidden, const std::vector<AdaptedRows>& adapters) {
+  if (adapters.empty()) return hidden;
+  std::vector<at::Tensor> columns{hidden};
+  for (const auto& [begin, count, adapter] : adapters) {
+    const at::Tensor own = hidden.narrow(0, begin, count).to(adapter.a.scalar_type());
+    const at::Tensor inner = accumulating::linear(own, Projection{adapter.a}) * adapter.scale;
+    columns.push_back(
+        at::constant_pad_nd(inner.to(hidden.scalar_type()), {0, 0, begin, hidden.size(0) - begin - count}));
+  }
+  return at::cat(columns, 1);
 }
 
 OptionalTensor if_defined(const at::Tensor& tensor) {
@@ -348,12 +414,15 @@ class HeadLogprobs : public Function<HeadLogprobs> {
     const at::NoGradGuard no_grad;
     const variable_list saved = ctx->get_saved_variables();
     const OptionalTensor lora_b = if_defined(saved[2]);
-    const at::Tensor& trained = lora_b.value_or(saved[1]);
     at::Tensor sum;
-    if (trained.requires_grad()) sum = sum_or_zeros(trained);
+    if (lora_b) {
+      if (lora_b->requires_grad()) sum = at::zeros_like(*lora_b);
+    } else if (saved[1].requires_grad()) {
+      sum = sum_or_zeros(saved[1]);
+    }
     const at::Tensor grad_hidden = edge_logprobs_backward(grads[0], saved[0], joined(saved[1], lora_b),
                                                           saved[3], saved[4], saved[5], sum);
-    return {grad_hidden, {}, {}, {}, {}};
+    return {grad_hidden, {}, lora_b ? sum : at::Tensor(), {}, {}};
   }
 };
 
@@ -390,9 +459,10 @@ class HeadDistribution : public Function<HeadDistribution> {
                 {{hidden.to(dtype), joined(weight.to(dtype), lora_b), saved[3], saved[4]},
                  {.softcap = ctx->saved_data["softcap"].toDouble()}},
                 {true, trained.requires_grad(), false}});
-    if (trained.requires_grad())
-      add_gradient(trained, grad_weight.slice(1, grad_weight.size(1) - trained.size(1)));
-    return {grad_hidden.to(hidden.scalar_type()), {}, {}, {}, {}, {}};
+    at::Tensor grad_b;
+    if (lora_b && lora_b->requires_grad()) grad_b = grad_weight.slice(1, weight.size(1));
+    if (!lora_b && weight.requires_grad()) add_gradient(weight, grad_weight);
+    return {grad_hidden.to(hidden.scalar_type()), {}, grad_b, {}, {}, {}};
   }
 };
 
@@ -416,13 +486,13 @@ std::vector<at::Tensor> linears(const at::Tensor& x, const std::vector<Projectio
   std::vector<at::Tensor> parameters;
   Places places;
   for (const Projection& projection : projections) parameters.push_back(projection.weight);
-  for (const Projection& projection : projections) {
-    places.bias.push_back(projection.bias.defined() ? static_cast<int64_t>(parameters.size()) : -1);
+  for (size_t i = 0; i < projections.size(); ++i) {
+    const Projection& projection = projections[i];
+    places.bias.push_back(projection.bias.defined() ? std::ssize(parameters) : -1);
     if (projection.bias.defined()) parameters.push_back(projection.bias);
-    const auto& [lora_a, lora_b, scale] = projection.adapter;
-    places.adapter.push_back(lora_a.defined() ? static_cast<int64_t>(parameters.size()) : -1);
-    places.scale.push_back(scale);
-    if (lora_a.defined()) parameters.insert(parameters.end(), {lora_a, lora_b});
+    for (const AdaptedRows& rows : adapters_of(projection, x.size(0))) {
+      places.add(i, rows, &parameters);
+    }
   }
   return Linears::apply(x, at::TensorList(parameters), places);
 }
@@ -458,21 +528,24 @@ NormOfSum add_rms_norm(const at::Tensor& x, const at::Tensor& addend, const at::
 
 at::Tensor head_logprobs(const at::Tensor& hidden, const Projection& head, const at::Tensor& edge_row,
                          const at::Tensor& edge_target) {
-  return HeadLogprobs::apply(joined(hidden, head.adapter), head.weight, if_defined(head.adapter.b), edge_row,
+  const std::vector<AdaptedRows> adapters = adapters_of(head, hidden.size(0));
+  return HeadLogprobs::apply(joined(hidden, adapters), head.weight, joined_b(adapters), edge_row,
                              edge_target);
 }
 
 EdgeDistribution head_distribution(const at::Tensor& hidden, const Projection& head,
                                    const at::Tensor& edge_row, const at::Tensor& edge_target,
                                    double softcap) {
-  const variable_list results = HeadDistribution::apply(
-      joined(hidden, head.adapter), head.weight, if_defined(head.adapter.b), edge_row, edge_target, softcap);
+  const std::vector<AdaptedRows> adapters = adapters_of(head, hidden.size(0));
+  const variable_list results = HeadDistribution::apply(joined(hidden, adapters), head.weight,
+                                                        joined_b(adapters), edge_row, edge_target, softcap);
   return {results[0], results[1]};
 }
 
 HeadFactors head_factors(const at::Tensor& hidden, const Projection& head) {
   const at::NoGradGuard no_grad;
-  return {joined(hidden, head.adapter), joined(head.weight, if_defined(head.adapter.b))};
+  const std::vector<AdaptedRows> adapters = adapters_of(head, hidden.size(0));
+  return {joined(hidden, adapters), joined(head.weight, joined_b(adapters))};
 }
 
 const detail::PreparedWeight* prepared(const at::Tensor& weight) {
@@ -484,9 +557,7 @@ const detail::PreparedWeight* prepared(const at::Tensor& weight) {
 at::Tensor head_logits(const at::Tensor& hidden, const Projection& head) {
   const at::NoGradGuard no_grad;
   const at::Tensor logits = unrounded_affine(hidden, head.weight, {});
-  if (const auto& [a, b, scale] = head.adapter; a.defined()) {
-    detail::add_product(logits, detail::affine(hidden.to(a.scalar_type()), a, {}).mul_(scale), b.t());
-  }
+  for (const AdaptedRows& rows : adapters_of(head, hidden.size(0))) add_adapter(logits, hidden, rows);
   return logits;
 }
 

@@ -1,17 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "espalier/model/row_adapters.h"
 
-#include <ATen/ATen.h>
-
+#include <algorithm>
+#include <numeric>
 #include <utility>
 
 #include "espalier/base/check.h"
-#include "espalier/ops/gemm/matrix_product.h"
 
 namespace espalier::accumulating {
 
-RowAdapters::RowAdapters(const std::vector<AdapterMapsPtr>& of_nodes, std::vector<int64_t> begin)
-    : begin_(std::move(begin)) {
+RowAdapters::RowAdapters(const std::vector<AdapterMapsPtr>& of_nodes,
+                         std::vector<std::vector<int64_t>> begins)
+    : begins_(std::move(begins)) {
+  begins_.emplace_back(of_nodes.size() + 1);
+  std::iota(begins_.back().begin(), begins_.back().end(), int64_t{0});
   for (int64_t node = 0; node < std::ssize(of_nodes); ++node) {
     if (of_nodes[node] == nullptr) continue;
     if (!ranges_.empty() && ranges_.back().end == node && ranges_.back().maps == of_nodes[node]) {
@@ -22,17 +24,19 @@ RowAdapters::RowAdapters(const std::vector<AdapterMapsPtr>& of_nodes, std::vecto
   }
 }
 
-void RowAdapters::add_to(const at::Tensor& sum, const at::Tensor& x, const at::Tensor& weight) const {
-  const bool has_all = !begin_.empty() && x.size(0) == begin_.back();
+std::vector<AdaptedRows> RowAdapters::of(const at::Tensor& weight, int64_t num_rows) const {
+  std::vector<AdaptedRows> rows;
+  if (num_rows == 0) return rows;
   for (const auto& [maps, first, last] : ranges_) {
     const auto found = maps->find(weight.const_data_ptr());
     if (found == maps->end()) continue;  // experts, for example, which see some of the rows
-    ESPALIER_ASSERT(has_all || begin_.empty() || x.size(0) == std::ssize(begin_) - 1);
-    const auto& [a, b, scale] = found->second;
-    const int64_t begin = has_all ? begin_[first] : first, count = (has_all ? begin_[last] : last) - begin;
-    const at::Tensor inner = detail::affine(x.narrow(0, begin, count).to(a.scalar_type()), a, {}).mul_(scale);
-    detail::add_product(sum.narrow(0, begin, count), inner, b.t());
+    const auto begin =
+        std::ranges::find(begins_, num_rows, [](const std::vector<int64_t>& each) { return each.back(); });
+    ESPALIER_ASSERT(begin != begins_.end());
+    const int64_t count = (*begin)[last] - (*begin)[first];
+    if (count > 0) rows.push_back({(*begin)[first], count, found->second});
   }
+  return rows;
 }
 
 }  // namespace espalier::accumulating

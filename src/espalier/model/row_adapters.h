@@ -18,21 +18,26 @@ namespace espalier::accumulating {
 using AdapterMaps = std::unordered_map<const void*, LowRank>;
 using AdapterMapsPtr = std::shared_ptr<const AdapterMaps>;  // null: no adapter
 
+/// What is added to the projections of the rows [begin, begin + count) of x.
+struct AdaptedRows {
+  int64_t begin, count;
+  LowRank adapter;
+};
+
 /// While it lives (RowAdapterScope), projections of an adapted weight add to each row of x [T, in] what the
 /// adapter of the row adds. The product with the weight is one of all rows (multi-LoRA batching: Punica, Chen
-/// et al. 2023; S-LoRA, Sheng et al. 2023). For passes without gradients.
+/// et al. 2023; S-LoRA, Sheng et al. 2023).
 class RowAdapters {
  public:
   static constexpr detail::Scope kScope = detail::Scope::kRowAdapters;
 
-  /// `of_nodes`: the adapter of each node, or none at all. x has the tokens of the nodes, [begin[n], begin[n
-  /// + 1]) of node n, or one row for each node; `begin` may be empty where that is always so.
-  RowAdapters(const std::vector<AdapterMapsPtr>& of_nodes, std::vector<int64_t> begin);
+  /// `of_nodes` [N]: the adapter of each node. x has the rows [begin[n], begin[n + 1]) of node n, for one of
+  /// the `begins` [N + 1], or one row for each node.
+  RowAdapters(const std::vector<AdapterMapsPtr>& of_nodes, std::vector<std::vector<int64_t>> begins);
 
-  bool empty() const { return ranges_.empty(); }
-
-  /// sum [T, out] += scale (x a^T) b^T, row by row; in the dtype of sums.
-  void add_to(const at::Tensor& sum, const at::Tensor& x, const at::Tensor& weight) const;
+  /// The rows of an x of `num_rows` rows, perhaps none, for which there is an adapter of the weight,
+  /// ascending.
+  std::vector<AdaptedRows> of(const at::Tensor& weight, int64_t num_rows) const;
 
  private:
   struct Range {
@@ -40,7 +45,7 @@ class RowAdapters {
     int64_t begin, end;  // nodes
   };
   std::vector<Range> ranges_;
-  std::vector<int64_t> begin_;
+  std::vector<std::vector<int64_t>> begins_;
 };
 
 using RowAdapterScope = detail::ScopedValue<RowAdapters>;

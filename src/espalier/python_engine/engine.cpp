@@ -265,6 +265,7 @@ struct Engine::State {
   }
   void check_checkpoint(const fs::path& folder, const RunState& saved, bool with_optimizer,
                         std::vector<std::string>* notes) const;
+  void save_merged(const fs::path& folder) const;
 };
 
 namespace {
@@ -395,15 +396,17 @@ EngineAdapter Engine::adapter() const {
 }
 
 Metrics Engine::forward_backward(const Trajectories& rows, const Indices& indices, const NamedTexts& named,
-                                 const TermFunction& function, const Progress& progress) {
+                                 const TermFunction& function, const Progress& progress,
+                                 const std::vector<EngineAdapter>& adapters) {
   State& state = *state_;
   return state.call([&] {
     const auto begin = std::chrono::steady_clock::now();
     const auto terms = std::make_shared<TermsOfRows>();
+    const TrainedRows of_rows(adapters, state.now);
     ObjectiveOptions objective;
     const std::unique_ptr<Loss> made = state.group.together([&] {
       state.check_whole();
-      state.now->check_trains();
+      of_rows.check(rows, state.group);
       objective = parse_objective_options(named);
       ESPALIER_CHECK(state.routers.count() > 0 || !objective.has_router_losses(),
                      "router_aux_loss_coef, router_z_loss_coef: expected a model with experts, received {}",
@@ -420,27 +423,28 @@ Metrics Engine::forward_backward(const Trajectories& rows, const Indices& indice
                         {.plan = state.options.planning.options(rows),
                          .objective = objective,
                          .costs = &plan_costs,
-                         .child_order = state.child_order()},
+                         .child_order = state.child_order(),
+                         .adapters = of_rows.maps},
                         state.group);
     });
     *terms = terms_of_rows(step);
     // Adapters freeze the weights that they share.
     for (const Parameter& weight : state.base->decoder().weights())
-      weight.value.set_requires_grad(!state.now->lora);
+      weight.value.set_requires_grad(!of_rows.all.front()->lora);
+    const Decoder& decoder = (adapters.empty() ? state.now : state.base)->decoder();
     try {
-      const StepResult result = state.now->trainer.add_gradients(step, loss, progress);
+      const StepResult result = adapters.empty() ? state.now->trainer.add_gradients(step, loss, progress)
+                                                 : espalier::forward_backward(decoder, step, loss, progress);
       check_mapped_files();
-      state.now->grad_norm = state.now->trainer.gradient_norm();
-      check_finite(state.now->decoder(), step, loss, "forward_backward", result.loss, state.now->grad_norm,
-                   state.group);
-      ++state.now->num_added;
+      const double norm = of_rows.count_gradients();
+      check_finite(decoder, step, loss, "forward_backward", result.loss, norm, state.group);
       const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
       nlohmann::ordered_json metrics = step_metrics(state.now->cost, objective, result, seconds);
       if (result.measured_peak_bytes() == 0) metrics.erase("peak_tensor_bytes");  // nothing counted
-      metrics["grad_norm"] = state.now->grad_norm;
+      metrics["grad_norm"] = norm;
       return to_metrics(metrics);
     } catch (...) {
-      state.now->clear();
+      for (const auto& trained : of_rows.all) trained->clear();
       throw;
     }
   });
@@ -604,10 +608,26 @@ void Engine::zero_gradients() {
   state_->call([&] { state_->now->clear(); });
 }
 
-void Engine::save(const fs::path& folder, const std::string& dtype) {
+void Engine::State::save_merged(const fs::path& folder) const {
+  const Decoder& decoder = now->decoder();
+  check_new_folder(folder);
+  ESPALIER_CHECK(decoder.has_adapter() && group.size() == 1,
+                 "merged: expected an adapter in use, and no process group of several ranks");
+  ESPALIER_CHECK(
+      !config.tie_word_embeddings || !decoder.adapter().parameters.back().name.starts_with(kHeadModule),
+      "merged: expected no adapter of lm_head, received one: the head of this model is its "
+      "embedding, which has no adapter");
+  const Decoder merged(config, merged_weights(decoder.weights(), decoder.adapter()), decoder.buffers());
+  PartialFolder partial(folder);
+  source.save(merged, partial.path(), dtype);
+  partial.commit();
+}
+
+void Engine::save(const fs::path& folder, const std::string& dtype, bool merged) {
   const Group& group = state_->group;
   state_->call([&] {
     const fs::path path = plain_path(folder);
+    if (merged) return state_->save_merged(path);
     const at::ScalarType saved = group.together([&] {
       state_->check_whole();
       ESPALIER_CHECK(!group.is_first() || !fs::exists(path), "{}: expected no such folder, it exists already",

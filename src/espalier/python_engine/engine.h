@@ -103,9 +103,11 @@ class Engine {
   /// Accumulates the gradients of an objective on the rows, with options by flag name, or of a loss computed
   /// by a function, with those of shared targets and routers alone. Returns the metrics of step_metrics, and
   /// grad_norm over all gradients since the last optim_step. Throws NonFiniteError if loss or gradients are
-  /// not finite.
+  /// not finite. `adapters`: by row of the data, that for which its gradients are, all in one pass; empty:
+  /// the one in use.
   Metrics forward_backward(const Trajectories& rows, const Indices& indices, const NamedTexts& options,
-                           const TermFunction& function, const Progress& progress);
+                           const TermFunction& function, const Progress& progress,
+                           const std::vector<EngineAdapter>& adapters);
 
   /// Clips gradients, updates weights, clears gradients. `settings`: options of the optimiser, by flag name,
   /// for this step alone. Returns the metrics step, grad_norm, learning_rate.
@@ -147,8 +149,9 @@ class Engine {
 
   /// Saves a checkpoint (train/run/checkpoint.h) in a folder that must not exist: the model, or only the
   /// adapter if one is trained. `dtype`: of the saved weights; "": that of the engine. Of several ranks the
-  /// first writes it, and the others wait.
-  void save(const std::filesystem::path& folder, const std::string& dtype);
+  /// first writes it, and the others wait. `merged`: the model alone, with the adapter in use added to its
+  /// weights, in a folder that may also be empty.
+  void save(const std::filesystem::path& folder, const std::string& dtype, bool merged);
 
   /// Loads weights and optimiser, or begins with a new optimiser, and clears the gradients. Returns notes
   /// about oddities of the folder. Throws InputError, before any change, if the checkpoint is damaged, or has

@@ -5,6 +5,7 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <cmath>
 #include <string>
 #include <vector>
 
@@ -47,6 +48,37 @@ void Trained::check_adapter_of(const std::filesystem::path& folder) const {
   ESPALIER_CHECK(mine == expected.end() && theirs == received.end(),
                  "{}: expected an adapter with {}, as the engine's, received one with {}", folder.string(),
                  shown(mine, expected), shown(theirs, received));
+}
+
+TrainedRows::TrainedRows(const std::vector<EngineAdapter>& adapters, const std::shared_ptr<Trained>& in_use) {
+  if (adapters.empty()) all.push_back(in_use);
+  for (const auto& [trained] : adapters) {
+    if (std::ranges::find(all, trained) == all.end()) all.push_back(trained);
+    maps.push_back(trained ? trained->maps : nullptr);
+  }
+}
+
+void TrainedRows::check(const Trajectories& rows, const Group& group) const {
+  ESPALIER_CHECK(maps.empty() || group.size() == 1,
+                 "adapters: expected none with a process group of several ranks, received some");
+  ESPALIER_CHECK(maps.empty() || std::ssize(maps) == rows.num_rows(),
+                 "adapters: expected one for each of {} rows, received {}", rows.num_rows(), maps.size());
+  for (const auto& trained : all) {
+    ESPALIER_ASSERT(trained);
+    trained->check_whole();
+    trained->check_trains();
+  }
+}
+
+double TrainedRows::count_gradients() const {
+  double norm = 0;
+  for (const auto& trained : all) {
+    for (const Parameter& parameter : trained->decoder().parameters()) complete_gradient(parameter.value);
+    trained->grad_norm = trained->trainer.gradient_norm();
+    ++trained->num_added;
+    norm = std::hypot(norm, trained->grad_norm);
+  }
+  return norm;
 }
 
 }  // namespace espalier::python_engine

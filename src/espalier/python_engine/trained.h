@@ -3,12 +3,15 @@
 #pragma once
 
 #include <filesystem>
+#include <memory>
 #include <optional>
 #include <utility>
+#include <vector>
 
 #include "espalier/config/lora.h"
 #include "espalier/distributed/group.h"
 #include "espalier/engine/cost.h"
+#include "espalier/python_engine/engine.h"
 #include "espalier/train/optimizer/step_trainer.h"
 
 namespace espalier::python_engine {
@@ -48,6 +51,19 @@ struct Trained {
   double grad_norm = 0;   // of the accumulated gradients
   int64_t num_added = 0;  // calls of forward_backward since the last step
   bool is_half_loaded = false;
+};
+
+/// What the rows of a pass train: one for all, or an adapter each.
+struct TrainedRows {
+  TrainedRows(const std::vector<EngineAdapter>& adapters, const std::shared_ptr<Trained>& in_use);
+
+  /// Throws InputError unless there is an adapter for each row that can be trained.
+  void check(const Trajectories& rows, const Group& group) const;
+  /// After a pass. Returns the norm of all gradients.
+  double count_gradients() const;
+
+  std::vector<std::shared_ptr<Trained>> all;         // each once, in the order of rows
+  std::vector<accumulating::AdapterMapsPtr> maps{};  // by row; empty: one for all
 };
 
 }  // namespace espalier::python_engine

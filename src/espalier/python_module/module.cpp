@@ -49,8 +49,9 @@ TermFunction calling(nb::handle function) {
 }
 
 Metrics forward_backward(Engine& engine, const Trajectories& rows, const Indices& indices,
-                         const NamedTexts& options, nb::handle function, nb::handle progress) {
-  return engine.forward_backward(rows, indices, options, calling(function), watching(progress));
+                         const NamedTexts& options, nb::handle function, nb::handle progress,
+                         const std::vector<EngineAdapter>& adapters) {
+  return engine.forward_backward(rows, indices, options, calling(function), watching(progress), adapters);
 }
 
 nb::tuple logprobs(Engine& engine, const Trajectories& rows, int64_t top_k, nb::handle progress) {
@@ -131,8 +132,10 @@ void bind_engine(nb::module_& module) {
       .def("use", &Engine::use, nb::arg("adapter"), "What all other methods work on.")
       .def_prop_ro("adapter", &Engine::adapter, "What is in use.")
       .def("forward_backward", &forward_backward, nb::arg("rows"), nb::arg("indices").none(),
-           nb::arg("options"), nb::arg("function").none(), nb::arg("progress").none(), work,
-           "The metrics, by name. The loss is an objective of the options, or that of\n"
+           nb::arg("options"), nb::arg("function").none(), nb::arg("progress").none(), nb::arg("adapters"),
+           work,
+           "The metrics, by name. adapters: by row, or empty: that in use. The loss is an objective of the "
+           "options, or that of\n"
            "function(offsets int64 [R + 1], positions int64 [M], logprobs float64 [M]) -> (loss, gradient "
            "float64 [M]).")
       .def("optim_step", &Engine::optim_step, nb::arg("settings"), work, "The metrics, by name.")
@@ -157,7 +160,8 @@ void bind_engine(nb::module_& module) {
       .def("sampling_counts", &Engine::sampling_counts, work, "Tokens by name, and bytes that are kept.")
       .def("gradients", &gradients, "Copies of the gradients, by the names of the parameters.")
       .def("zero_gradients", &Engine::zero_gradients, "Forgets all gradients.")
-      .def("save", &Engine::save, nb::arg("folder"), nb::arg("dtype"), work, "Writes a checkpoint.")
+      .def("save", &Engine::save, nb::arg("folder"), nb::arg("dtype"), nb::arg("merged"), work,
+           "Writes a checkpoint, or a model with the adapter in its weights.")
       .def("load", &Engine::load, nb::arg("folder"), nb::arg("with_optimizer"), work,
            "Loads a checkpoint. Returns notes about oddities of its folder.")
       .def_prop_ro("step", &Engine::step, "Optimiser steps done.")

@@ -78,7 +78,7 @@ Encoded Continuation::run(const Decoder& decoder) {
   context_.blocks = at::tensor(blocks_, at::kLong).view({-1, 5});
   context_.positions = at::tensor(block_positions_, at::kLong);
   const PositionTables tables = decoder.position_tables(on_device[1]);
-  const accumulating::RowAdapterScope scope(accumulating::RowAdapters(adapters, structure.begin));
+  const accumulating::RowAdapterScope scope(accumulating::RowAdapters(adapters, {structure.begin}));
   Encoded encoded{.context = {}, .hidden = decoder.embed(on_device[0])};
   for (int64_t layer = 0; layer < decoder.num_layers(); ++layer) {
     const bool is_last = layer + 1 == decoder.num_layers();
@@ -120,7 +120,7 @@ std::vector<double> logprobs_of(const Decoder& decoder, const at::Tensor& hidden
   std::vector<double> logprobs;
   for (int64_t begin = 0; begin < hidden.size(0); begin += kScoredRows) {
     const int64_t count = std::min(kScoredRows, hidden.size(0) - begin);
-    const accumulating::RowAdapterScope scope(accumulating::RowAdapters({adapter}, {0, count}));
+    const accumulating::RowAdapterScope scope(accumulating::RowAdapters({adapter}, {{0, count}}));
     const at::Tensor rows = decoder.final_norm(hidden.narrow(0, begin, count));
     const at::Tensor logits = decoder.capped(accumulating::head_logits(rows, decoder.lm_head()));
     const at::Tensor target = at::tensor(tokens.subspan(begin, count), at::kLong).to(decoder.device());
