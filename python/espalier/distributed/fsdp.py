@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.distributed.fsdp import FSDPModule, fully_shard
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Shard
 
 from ..errors import Unsupported
 from .earlier import EarlierGradients
@@ -180,11 +180,18 @@ def _check_parameters(model: torch.nn.Module, world_size: int) -> None:
             if parameter.requires_grad:
                 raise Unsupported(f"{name}: expected a parameter that fully_shard has sharded, received one that is "
                                   "whole on every rank, whose gradients nobody would sum")  # fmt: skip
-        elif parameter.device_mesh.ndim != 1 or parameter.device_mesh.size() != world_size:
+        elif not _is_sharded_over_all(parameter, world_size):
             shape = list(parameter.device_mesh.mesh.shape)
-            raise Unsupported(f"{name}: expected a parameter that is sharded over all {world_size} ranks at once, "
-                              f"received a mesh of shape {shape}: replicas of shards, tensor parallelism and meshes of "
-                              "some ranks are not served")  # fmt: skip
+            raise Unsupported(f"{name}: expected a parameter that fully_shard has sharded over all {world_size} ranks, or over "
+                              f"some with replicas on the others, received {list(parameter.placements)} on a mesh of shape {shape}: "
+                              "tensor parallelism and meshes of some ranks are not served")  # fmt: skip
+
+
+def _is_sharded_over_all(parameter: DTensor, world_size: int) -> bool:
+    """Whether every rank has a shard, and all dimensions of the mesh but the last are replicas."""
+    *replicas, shards = parameter.placements
+    is_sharded = type(shards) is Shard and all(place.is_replicate() for place in replicas)
+    return is_sharded and parameter.device_mesh.size() == world_size
 
 
 def _state_of(module: Any) -> Any:

@@ -9,11 +9,13 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
 
 from ..errors import InputError, Unsupported
 from ..native import __version__
 from .fsdp import Sharded
 from .meeting import Meeting, check_equal
+from .mesh import dimensions_of
 from .replicas import Replicated
 from .share import Share, share_of
 from .step import RankStep
@@ -31,6 +33,9 @@ class Ranks:
     Args:
         model: A model of fully_shard (FSDP2), its layers first and then itself, over all ranks; or, in mode "gathered", of
             DistributedDataParallel. `espalier.hf.patch` may come before or after.
+        mesh: A DeviceMesh of all ranks whose dimensions have names, where not every rank has rows of its own. Ranks along
+            "cp" have the same rows, and each computes a part of every micro-batch of an `espalier.Step`; in mode "gathered".
+            Ranks along "dp", and names that begin with "dp_", have different rows.
         mode: "gathered": the parameters are whole on every rank from the beginning of a step to its end, where gradients are
             reduced once. In between no rank talks to another, so each may run as many micro-batches as it has, in any order,
             and by `espalier.Step`. "zero3": every layer gathers its parameters for itself, as fully_shard was told to. Ranks
@@ -55,7 +60,7 @@ class Ranks:
         [[3.0, 3.0]]
     """
 
-    def __init__(self, model: torch.nn.Module, *, mode: str = "gathered",
+    def __init__(self, model: torch.nn.Module, mesh: DeviceMesh | None = None, *, mode: str = "gathered",
                  dummy: Callable[[Any], torch.Tensor] | None = None, watch: str = "first") -> None:  # fmt: skip
         if not dist.is_available() or not dist.is_initialized():
             raise Unsupported("Ranks: expected a process group, found none; start the program by torchrun and call "
@@ -69,11 +74,12 @@ class Ranks:
         self._is_open = False
         model = getattr(model, "_orig_mod", model)  # of torch.compile
         try:
+            self.dimensions = dimensions_of(mesh)
             self.held = self._checked(model)
         except InputError as error:
             self._meeting.tell(error)
             raise
-        messages = self._meeting.meet("Ranks are made", mode=mode, watch=watch, model=self.held.description(),
+        messages = self._meeting.meet("Ranks are made", mode=mode, watch=watch, mesh=self.dimensions.description, model=self.held.description(),
                                       **_versions())  # fmt: skip
         for name in messages[0]:
             check_equal(name, [said[name] for said in messages])
@@ -83,6 +89,8 @@ class Ranks:
             raise InputError(f"mode: expected {' or '.join(MODES)}, received {self.mode!r}")
         if self.watch not in ("first", "always"):
             raise InputError(f"watch: expected first or always, received {self.watch!r}")
+        if self.mode == "zero3" and self.dimensions.context is not None:
+            raise Unsupported('mode="zero3": expected a mesh without the dimension cp, received one with it; take mode="gathered"')
         if self.mode == "zero3" and isinstance(model, torch.nn.parallel.DistributedDataParallel):
             raise Unsupported('mode="zero3": expected a model of fully_shard, received DistributedDataParallel')
         for module in model.modules():
@@ -107,7 +115,7 @@ class Ranks:
     def share(self, rows: Any, *, tree_keys: Sequence[Hashable] | None = None, model: Any = None) -> Share:
         """What this rank trains on of the rows of a step, by `espalier.distribute`.
 
-        Talks to nobody; `step` finds out where ranks were given different rows.
+        Ranks along the dimension cp of a mesh have the same share. Talks to nobody; `step` finds out where ranks were given different rows.
 
         Args:
             rows: R rows, as `espalier.build` takes them (not packed), the same ones in the same order on all ranks.
@@ -125,7 +133,7 @@ class Ranks:
             >>> share.forest.tree_tokens
             5
         """
-        return share_of(rows, self.rank, self.size, tree_keys, model)
+        return share_of(rows, self.dimensions.data_rank, self.dimensions.data_size, tree_keys, model)
 
     def sum(self, value: float) -> float:
         """The sum over the ranks of a number: for normalisers, where no rank knows the rows of the others.
@@ -159,7 +167,8 @@ class Ranks:
             share: What `share` returned. Ranks with other rows are found out.
             micro_batches: Those of this rank, anything with a length: a list, an `espalier.Plan`, an `espalier.Step`. Needed in
                 mode "zero3", where each stands for one forward and one backward, and where iteration runs dummies after them. In
-                mode "gathered" they may be left out, and what runs is the caller's affair.
+                mode "gathered" they may be left out, and what runs is the caller's affair. On a mesh with the dimension cp an
+                `espalier.Step`: inside, its micro-batches have the terms of this rank's part, maybe none.
 
         Returns:
             The context; iterating over it gives the micro-batches.

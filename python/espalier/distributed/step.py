@@ -30,6 +30,7 @@ class RankStep:
         self._is_gathered = ranks.mode == "gathered"
         self._trace: Trace | None = None
         self._alarm: Alarm | None = None
+        self._divided: Any = None  # of the espalier.Step, on a mesh with the dimension cp
         self._left = 0  # micro-batches, with dummies, that are still to be taken
         self._counts: list[int | None] = []  # micro-batches, by rank
         self._began = self._waited = 0.0
@@ -41,6 +42,8 @@ class RankStep:
             raise InputError("step: expected one at a time, received one inside another")
         try:
             self._check_arguments()
+            if ranks.dimensions.context is not None:
+                self._divided = self._micro_batches._divided_over(ranks.dimensions.context)
         except InputError as error:
             self._meeting.tell(error)
             raise
@@ -48,12 +51,18 @@ class RankStep:
         messages = self._meeting.meet(
             "the beginning of a step", step=ranks._steps, rows=self._share and self._share.digest(),
             token_budget=None if plan is None else plan.token_budget,
-            micro_batches=None if batches is None else len(batches))  # fmt: skip
+            micro_batches=None if batches is None else len(batches),
+            division=None if self._divided is None else self._divided.division.digest())  # fmt: skip
         for name in ("step", "rows", "token_budget"):
             check_equal(name, [said[name] for said in messages])
+        check_equal("division", [messages[peer]["division"] for peer in ranks.dimensions.peers])
         self._counts = [said["micro_batches"] for said in messages]
         if batches is not None:
             self._left = len(batches) if self._is_gathered else max(count or 0 for count in self._counts)
+        if self._divided is not None:
+            self._divided.group.sent_bytes = 0
+            self._micro_batches._divided = self._divided
+            self._alarm = self._meeting.alarm(ranks._steps)
         if not self._is_gathered:
             is_watched = ranks.watch == "always" or ranks._steps == 0
             self._alarm = None if is_watched else self._meeting.alarm(ranks._steps)
@@ -72,6 +81,9 @@ class RankStep:
         if batches is not None and not hasattr(batches, "__len__"):
             raise InputError(f"micro_batches: expected a list or a Plan, received {type(batches).__name__}, which has "
                              "no length")  # fmt: skip
+        if self._ranks.dimensions.context is not None and not hasattr(batches, "_divided_over"):
+            raise Unsupported("micro_batches: expected an espalier.Step on a mesh with the dimension cp, whose ranks have parts of its "
+                              f"micro-batches, received {type(batches).__name__}")  # fmt: skip
         if self._is_gathered:
             return
         if batches is None:
@@ -108,6 +120,8 @@ class RankStep:
         ranks = self._ranks
         ranks._is_open = False
         ranks._steps += 1
+        if self._divided is not None:
+            self._micro_batches._divided = None
         if error is None and self._left > 0:
             error = InputError("step: expected a loop over the step to its end, `for micro_batch in step`, received "
                                f"one that left {self._left} of its micro-batches out")  # fmt: skip

@@ -148,7 +148,7 @@ def as_autocast(*tensors: Tensor) -> tuple[Tensor, ...]:
 def _by_espalier(run: TreeRun, asked: Attention) -> Tensor:
     query, key, value = (tensor.squeeze(0).transpose(0, 1) for tensor in asked[:3])
     run.leave(key=key, value=value)
-    context, device = run.attention_context(), query.device
+    context, device = run.attention_context(key, value, asked.window, asked.chunk), query.device
     chunks = run.in_chunks(asked.chunk) if asked.chunk else None
     if chunks is not None:
         query, key, value = (tensor.index_select(0, chunks.order.to(device)) for tensor in (query, key, value))

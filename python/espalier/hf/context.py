@@ -74,12 +74,13 @@ class ContextRun(TreeRun):
     ends     [C] int64 on the CPU: tokens after which others continue; None where nobody reads this micro-batch
     """
 
-    def __init__(self, layout: Layout, device: torch.device, backend: str, *, prev: NDArray[np.int32], reads: Reads,
+    def __init__(self, layout: Layout, device: torch.device, backend: str, *, prev: NDArray[np.int32], reads: Reads | None,
                  frames: Sequence[Frame], parent: Frame | None, ends: NDArray[np.int64] | None) -> None:  # fmt: skip
         super().__init__(layout, device, backend)
         self.prev = torch.from_numpy(prev)
         self.ends = None if ends is None else torch.from_numpy(ends)
-        self._blocks, self._positions = torch.from_numpy(reads.blocks), torch.from_numpy(reads.positions)
+        if reads is not None:
+            self._blocks, self._positions = torch.from_numpy(reads.blocks), torch.from_numpy(reads.positions)
         self._frames, self._parent = frames, parent
         # What layers leave; None once the forward pass is over, so that recomputation leaves nothing.
         self._live: Left | None = {}
@@ -101,7 +102,9 @@ class ContextRun(TreeRun):
         """Lets the frames go, whoever still holds the run."""
         self._frames, self._parent = (), None
 
-    def attention_context(self) -> dict[str, Any]:
+    turn: Tensor | None = None  # of a part of a micro-batch (part_run.py)
+
+    def attention_context(self, _key: Tensor, _value: Tensor, _window: int, _chunk: int) -> dict[str, Any]:
         if not self._frames:
             return {}
         leaves = [[self._left_by(frame, name) for frame in self._frames] for name in ("key", "value")]

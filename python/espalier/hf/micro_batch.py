@@ -15,7 +15,7 @@ from ..errors import InputError, Unsupported
 from . import shared_head
 from .attention import as_autocast, resolved
 from .dropout import NOISE
-from .families import backbone_of, check_mixers, check_training, stock_class, unwrapped
+from .families import backbone_of, check_mixers, check_training, mixer_of, stock_class, unwrapped
 from .gradient_sync import drop_whole_gradients
 from .heads import is_plain
 from .patching import Patch, apply_patch, patch_of
@@ -56,6 +56,17 @@ class MicroBatchModel:
     def has_dropout(self) -> bool:
         """Whether it may be in layers, as `patch` was told."""
         return self._patch.dropout is not None
+
+    @property
+    def is_recurrent(self) -> bool:
+        """Whether it has layers that hand on states along paths."""
+        return mixer_of(self.backbone) is not None
+
+    def check_dividing(self) -> None:
+        """Raises Unsupported where ranks cannot each run a part of a micro-batch."""
+        if self.has_dropout:
+            raise Unsupported('dropout="shared": expected none on a mesh with the dimension cp, received it: every rank '
+                              "would drop something else of what others read; patch without it")  # fmt: skip
 
     def prepare(self, has_context: bool, has_routes: bool) -> None:
         """Call before the first micro-batch. Raises Unsupported for what has become of the model, as `patch` does for

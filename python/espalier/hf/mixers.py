@@ -37,10 +37,13 @@ def _convolve(run: "TreeRun", hidden_states: Tensor, weight: Tensor, bias: Tenso
     x = hidden_states.squeeze(0).t()
     weight = weight if weight.dtype == x.dtype else weight.to(_dtype_of_sums(x))
     bias = bias if bias is None or bias.dtype == x.dtype else bias.to(_dtype_of_sums(x))
-    tails = run.inherited("tails")
-    if run.ends is not None:
-        run.leave(tails=ops.causal_conv1d_tails(x, run.prev, run.ends, weight.shape[1], tails=tails))
-    out = ops.causal_conv1d(x, weight, bias, run.prev, tails=tails, silu=ACTIVATIONS[activation])
+
+    def convolved(tokens: Tensor | None, prev: Tensor, tails: Tensor | None, ends: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        (rows,) = _at(tokens, x)
+        out = ops.causal_conv1d(rows, weight, bias, prev, tails=tails, silu=ACTIVATIONS[activation])
+        return out, None if ends is None else ops.causal_conv1d_tails(rows, prev, ends, weight.shape[1], tails=tails)
+
+    out = run.along_paths("tails", convolved, x.new_empty(0, weight.shape[1] - 1, x.shape[1]))
     return out.t().unsqueeze(0)
 
 
@@ -52,11 +55,13 @@ def _gated_delta_rule(run: "TreeRun", query: Tensor, key: Tensor, value: Tensor,
     if initial_state is not None or output_final_state or not use_qk_l2norm_in_kernel:
         raise Unsupported("gated delta rule: expected queries and keys to be normalised, and no cache of states")
     dtype = _dtype_of_sums(query)
-    out, states = ops.gated_delta_rule(query.squeeze(0), key.squeeze(0), value.squeeze(0), g.squeeze(0).to(dtype),
-                                       beta.squeeze(0).to(dtype), run.prev, states=run.inherited("states"),
-                                       ends=run.ends)  # fmt: skip
-    run.leave(states=states)
-    return out.unsqueeze(0), None
+    given = [query.squeeze(0), key.squeeze(0), value.squeeze(0), g.squeeze(0).to(dtype), beta.squeeze(0).to(dtype)]
+
+    def recurred(tokens: Tensor | None, prev: Tensor, states: Tensor | None, ends: Tensor | None) -> tuple[Tensor, Tensor]:
+        return ops.gated_delta_rule(*_at(tokens, *given), prev, states=states, ends=ends)
+
+    like = query.new_empty(0, value.shape[2], key.shape[3], value.shape[3], dtype=dtype)
+    return run.along_paths("states", recurred, like).unsqueeze(0), None
 
 
 def _ssm_scan(run: "TreeRun", hidden_states: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor,
@@ -75,10 +80,7 @@ def _ssm_scan(run: "TreeRun", hidden_states: Tensor, dt: Tensor, A: Tensor, B: T
         steps = softplus(steps)
     steps = steps.clamp(*dt_limit)
     skip = None if D is None else D.to(dtype)
-    out, states = ops.ssm_scan(hidden_states.squeeze(0), steps, A.to(dtype), B.squeeze(0), C.squeeze(0), run.prev,
-                               D=skip, states=run.inherited("states"), ends=run.ends)  # fmt: skip
-    run.leave(states=states)
-    return out.unsqueeze(0).to(dtype)
+    return _scanned(run, hidden_states.squeeze(0), steps, A.to(dtype), B.squeeze(0), C.squeeze(0), skip).unsqueeze(0).to(dtype)
 
 
 def _lightning_attention(run: "TreeRun", layer: Any, hidden_states: Tensor, *_args: Any, **_: Any) -> tuple[Tensor, None]:
@@ -87,11 +89,24 @@ def _lightning_attention(run: "TreeRun", layer: Any, hidden_states: Tensor, *_ar
     mixed = layer.act_fn(layer.qkv_proj(hidden_states)).squeeze(0)
     query, key, value = mixed.view(len(mixed), layer.num_attention_heads, -1).chunk(3, -1)
     decay = -layer.slope_rate.flatten().to(_dtype_of_sums(mixed))
-    out, states = ops.ssm_scan(value, torch.ones_like(query[..., 0], dtype=decay.dtype), decay, key, query, run.prev,
-                               states=run.inherited("states"), ends=run.ends)  # fmt: skip
-    run.leave(states=states)
+    out = _scanned(run, value, torch.ones_like(query[..., 0], dtype=decay.dtype), decay, key, query)
     out = layer.norm(out.flatten(1).unsqueeze(0))
     return layer.out_proj(torch.sigmoid(layer.output_gate(hidden_states)) * out), None
+
+
+def _scanned(run: "TreeRun", x: Tensor, dt: Tensor, decay: Tensor, b: Tensor, c: Tensor, skip: Tensor | None = None) -> Tensor:
+    """ops.ssm_scan along the paths of a forest: [T, H, P]."""
+
+    def scanned(tokens: Tensor | None, prev: Tensor, states: Tensor | None, ends: Tensor | None) -> tuple[Tensor, Tensor]:
+        of_x, of_dt, of_b, of_c = _at(tokens, x, dt, b, c)
+        return ops.ssm_scan(of_x, of_dt, decay, of_b, of_c, prev, D=skip, states=states, ends=ends)
+
+    return run.along_paths("states", scanned, x.new_empty(0, x.shape[1], b.shape[2], x.shape[2], dtype=dt.dtype))
+
+
+def _at(tokens: Tensor | None, *tensors: Tensor) -> list[Tensor]:
+    """The rows of some tokens; all where that is None."""
+    return list(tensors) if tokens is None else [tensor.index_select(0, tokens) for tensor in tensors]
 
 
 def _no_shortcut(_run: "TreeRun", *_args: Any, **_kwargs: Any) -> None:

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A forest on its way through a model."""
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -9,6 +10,11 @@ from torch import Tensor
 from ..trees import Layout
 from .asked_attention import Chunks
 from .mixers import COUNTED
+
+
+# (out [N, ...], end states [E, ...]) of the recurrence of a layer along paths, for some of the tokens (None: for all) by `prev`,
+# `states` and `ends` as of the recurrences in espalier.ops.
+PathCall: TypeAlias = Callable[[Tensor | None, Tensor, Tensor | None, Tensor | None], tuple[Tensor, Tensor | None]]
 
 
 class TreeRun:
@@ -51,9 +57,18 @@ class TreeRun:
         """The run as one layer sees it."""
         return self
 
-    def attention_context(self) -> dict[str, Any]:
-        """Arguments of ops.tree_attention for keys and values of ancestors."""
+    def attention_context(self, _key: Tensor, _value: Tensor, _window: int, _chunk: int) -> dict[str, Any]:
+        """Arguments of ops.tree_attention for keys and values of ancestors that are elsewhere. key [T, K, D] and value
+        [T, K, E]: of the layer; window and chunk: as of asked_attention.Attention."""
         return {}
+
+    def along_paths(self, name: str, call: PathCall, _like: Tensor) -> Tensor:
+        """What `call` gives for all tokens [T, ...]; end states are left and inherited under the name. like [0, ...]: of their
+        shape and dtype."""
+        out, ends = call(None, self.prev, self.inherited(name), self.ends)
+        if ends is not None:
+            self.leave(**{name: ends})
+        return out
 
     def inherited(self, _name: str) -> Tensor | None:
         """What the parent's layer has left at its ends under a name; None without a parent."""

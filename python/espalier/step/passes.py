@@ -2,18 +2,24 @@
 """One pass over the micro-batches of a Step: in which order they run forward and backward, and what is kept between."""
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from ..errors import InputError
 from ..hf.context import ContextRun, Frame
 from ..hf.dropout import Draws
 from ..hf.micro_batch import MicroBatchModel
+from ..hf.part_run import PartPlan, PartRun
 from ..hf.routes import check_replayed
+from ..rank_group import RankGroup
+from .division import Division
 from .plan import StepPlan
 from .routes import StepRoutes
 
@@ -29,6 +35,14 @@ class StepTerms:
     sources: Tensor
     edge_row: Tensor
     edge_target: Tensor
+
+
+@dataclass(frozen=True)
+class Divided:
+    """Micro-batches that the ranks of a group run together, each its part."""
+
+    division: Division
+    group: RankGroup
 
 
 Compute = Callable[[Tensor, StepTerms], tuple[Tensor, ...]]
@@ -75,11 +89,11 @@ class Pass:
     frames  of the open micro-batches that others go on from, by number: those on one path of the plan"""
 
     def __init__(self, model: MicroBatchModel, step_plan: StepPlan, recompute: bool, synchronise: Callable[[], None],
-                 routes: StepRoutes | None = None) -> None:  # fmt: skip
+                 routes: StepRoutes | None = None, divided: Divided | None = None) -> None:  # fmt: skip
         self.is_training = torch.is_grad_enabled()
         self.frames: dict[int, Frame] = {}
         self._model, self._plan, self._recompute, self._synchronise = model, step_plan, recompute, synchronise
-        self._routes = routes
+        self._routes, self._divided = routes, divided
         self._current: _Opened | None = None
         self._is_closed = False
         self._num_begun = self._num_done = 0  # micro-batches whose backward pass has begun, and is over
@@ -193,7 +207,10 @@ class Pass:
         opened.batch = None
 
     def _terms(self, index: int) -> StepTerms:
-        terms = self._plan.terms(index, self._plan.layout(index))
+        if self._divided is not None:
+            terms = self._divided.division.terms(index)
+        else:
+            terms = self._plan.terms(index, self._plan.layout(index))
         tensors = {field.name: torch.from_numpy(getattr(terms, field.name)) for field in fields(terms)}
         tensors["weights"] = tensors["weights"].to(self._model.dtype_of_sums)
         return StepTerms(**{name: tensor.to(self._model.device) for name, tensor in tensors.items()})
@@ -202,15 +219,9 @@ class Pass:
         """Runs a micro-batch, and makes its frame where others go on from it."""
         plan, index = self._plan, opened.index
         self._check_parameters(index)
-        layout, reads = plan.layout(index), plan.context(index)
         has_readers = len(plan.children(index)) > 0
-        run = ContextRun(
-            layout, self._model.device, self._model.backend, prev=plan.prev(index, layout), reads=reads,
-            frames=[self.frames[ancestor] for ancestor in reads.ancestors], parent=self.frames.get(plan.parent[index]),
-            ends=plan.ends(index) if has_readers else None)  # fmt: skip
-        if self._routes is not None:
-            run.routes = self._routes.of(layout).to(self._model.device)
-        input_ids = torch.tensor(layout.input_ids, device=self._model.device, dtype=torch.int64)
+        run, ids = self._run(index, has_readers) if self._divided is None else self._part(self._divided, index, has_readers)
+        input_ids = torch.tensor(ids, device=self._model.device, dtype=torch.int64)
         with contextlib.nullcontext() if opened.draws is None else opened.draws.again():
             outputs = self._model(run, input_ids, result)
         check_replayed(run)
@@ -218,6 +229,31 @@ class Pass:
         if has_readers and index not in self.frames:
             self.frames[index] = Frame(opened.live, self.is_training)
         return outputs
+
+    def _run(self, index: int, has_readers: bool) -> tuple[ContextRun, NDArray[np.int32]]:
+        """(run, its tokens) of a micro-batch."""
+        plan = self._plan
+        layout, reads = plan.layout(index), plan.context(index)
+        run = ContextRun(
+            layout, self._model.device, self._model.backend, prev=plan.prev(index, layout), reads=reads,
+            frames=[self.frames[ancestor] for ancestor in reads.ancestors], parent=self.frames.get(plan.parent[index]),
+            ends=plan.ends(index) if has_readers else None)  # fmt: skip
+        if self._routes is not None:
+            run.routes = self._routes.of(layout).to(self._model.device)
+        return run, layout.input_ids
+
+    def _part(self, divided: Divided, index: int, has_readers: bool) -> tuple[ContextRun, NDArray[np.int32]]:
+        """The same for this rank's part of it."""
+        division, plan = divided.division, self._plan
+        part = division.part(index)
+        run = PartRun(
+            PartPlan(part, functools.partial(division.keys, index), functools.partial(division.stages, index), divided.group), self._model.device,
+            self._model.backend, frames=[self.frames[ancestor] for ancestor in plan.context(index).ancestors],
+            parent=self.frames.get(plan.parent[index]), is_read=has_readers)  # fmt: skip
+        if self._routes is not None:
+            of_all = self._routes.of(plan.layout(index))
+            run.routes = of_all[:, torch.from_numpy(part.tokens)].to(self._model.device)
+        return run, part.input_ids
 
     def _backward(self, opened: "_Opened") -> None:
         """Backward from the loss and from the gradients that descendants have left in the frame."""
@@ -230,6 +266,8 @@ class Pass:
         if opened.index in self.frames and opened.live is not None:
             tensors, left = self.frames[opened.index].seeds(opened.live)
             roots, gradients = [*roots, *tensors], [*gradients, *left]
+        if opened.run is not None and opened.run.turn is not None:
+            roots, gradients = [*roots, opened.run.turn], [*gradients, torch.zeros_like(opened.run.turn)]
         if opened.index == self._plan.last:
             self._synchronise()
         self._num_begun += 1

@@ -12,10 +12,16 @@ from ..hf.context import naming_layers
 from ..hf.gradient_sync import is_one_of_several_ranks, one_reduction
 from ..hf.micro_batch import MicroBatchModel
 from ..hf.run import Expand
+from ..rank_group import RankGroup
 from ..trees import Plan
-from .passes import Pass, StepBatch, StepTerms
+from .cutting import cost_of_pair
+from .division import Division
+from .passes import Divided, Pass, StepBatch, StepTerms
 from .plan import StepPlan
 from .routes import StepRoutes
+
+
+PARTS_OF_ATTENTION = 2  # of a micro-batch for each rank: a part that costs much for its tokens, and one that costs little
 
 
 class Step:
@@ -80,6 +86,7 @@ class Step:
             self._routes = StepRoutes(self._model.backbone, self._plan, routed_experts)
         self._recompute = bool(recompute)
         self._pass: Pass | None = None
+        self._divided: Divided | None = None
 
     @property
     def num_terms(self) -> int:
@@ -102,13 +109,22 @@ class Step:
     def __iter__(self) -> Iterator[StepBatch]:
         if self._pass is not None:
             self._end(self._pass)  # a loop that was left, and may be held by somebody
-        self._model.prepare(has_context=max(self._plan.parent, default=-1) >= 0, has_routes=self._routes is not None)
+        has_context = self._divided is not None or max(self._plan.parent, default=-1) >= 0
+        self._model.prepare(has_context=has_context, has_routes=self._routes is not None)
         with naming_layers(self._model.backbone), one_reduction(self._model.model) as synchronise:
-            self._pass = current = Pass(self._model, self._plan, self._recompute, synchronise, self._routes)
+            self._pass = current = Pass(self._model, self._plan, self._recompute, synchronise, self._routes, self._divided)
             try:
                 yield from current.walk()
             finally:
                 self._end(current)
+
+    def _divided_over(self, group: RankGroup) -> Divided:
+        """What a step of espalier.distributed.Ranks sets as `_divided` while it lasts: loops run this rank's parts of the
+        micro-batches then."""
+        self._model.check_dividing()
+        parts_of_rank = 1 if self._model.is_recurrent else PARTS_OF_ATTENTION
+        division = Division(self._plan, group.rank, group.size, parts_of_rank, cost_of_pair(self._model.inner.config))
+        return Divided(division, group)
 
     def _end(self, current: Pass) -> None:
         if not current.close():

@@ -1,0 +1,407 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The micro-batches of a plan, each divided over ranks: what a rank has of it, and which rows it exchanges with others.
+
+All of it follows from the plan, so that every rank knows what the others will send and want."""
+
+import hashlib
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .cutting import Cutting, cut
+from .plan import StepPlan, Terms
+
+Integers = NDArray[np.int64]
+NOTHING = np.zeros(0, np.int64)
+
+
+@dataclass(frozen=True)
+class Part:
+    """What one rank has of the tokens of a micro-batch, T of them, as a forest of its own. A rank without any has a stand-in:
+    a copy of the first token that sees nothing, and that nobody sees.
+
+    tokens       [T] int64 ascending: their numbers in the micro-batch
+    position_ids [T] int32
+    subtree_end  [T] int32: among the tokens of the part
+    prev         [T] int32: likewise, -1 where the token before is elsewhere or nowhere
+    input_ids    [T]
+    longest      positions of the deepest token of the whole micro-batch and all before it
+    is_stand_in  whether it is one
+    """
+
+    tokens: Integers
+    position_ids: NDArray[np.int32]
+    subtree_end: NDArray[np.int32]
+    prev: NDArray[np.int32]
+    input_ids: NDArray[np.int32]
+    longest: int
+    is_stand_in: bool
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.tokens)
+
+
+@dataclass(frozen=True)
+class Pieces:
+    """Runs of a micro-batch as its parts cut them: N pieces of consecutive tokens on one path, each on one rank.
+
+    begin, end  [N] int64 ascending
+    rank        [N] int64
+    prev        [N] int64: the token before the piece; -1 at a root; -2 - n where it continues the parent's end n
+    stage       [N] int64: after how many exchanges of states the piece can begin
+    """
+
+    begin: Integers
+    end: Integers
+    rank: Integers
+    prev: Integers
+    stage: Integers
+
+    def of(self, tokens: Integers) -> Integers:
+        """The piece of each token."""
+        return np.searchsorted(self.begin, tokens, side="right") - 1
+
+
+@dataclass(frozen=True)
+class Swap:
+    """One exchange of rows between all ranks, as one of them sees it.
+
+    picks     for each of its tensors int64: which rows others get, by receiver
+    order     [S] int64: the picked rows of all tensors by receiver; None where they are
+    send      [R] rows for each rank
+    receive   [R] rows from each rank
+    is_needed whether any rank gets any
+    """
+
+    picks: tuple[Integers, ...]
+    order: Integers | None
+    send: tuple[int, ...]
+    receive: tuple[int, ...]
+    is_needed: bool
+
+
+@dataclass(frozen=True)
+class KeyReads:
+    """Keys and values that the queries of a part see elsewhere.
+
+    swap       of tensors of the ancestors' frames and then the part's own
+    blocks     [P, 5] int64, as ops.tree_attention has them; segments are the frames, and then what is received
+    positions  [P] int64: of each block's first key
+    """
+
+    swap: Swap
+    blocks: Integers
+    positions: Integers
+
+
+@dataclass(frozen=True)
+class Stage:
+    """Tokens whose recurrences run between two exchanges of states.
+
+    swap    before it: of states of the parent's frame (stage 0, None without a parent) or of the `ends` of the stage before
+    own     int64: rows of the parent's frame that it reads itself; states are these, and then what is received
+    tokens  [N] int64 ascending, in the part
+    prev    [N] int32: among these; -2 - n where a token continues the state n
+    ends    [E] int64: those of the tokens whose states others continue
+    left    int64: which of the ends go to the frame
+    """
+
+    swap: Swap | None
+    own: Integers
+    tokens: Integers
+    prev: NDArray[np.int32]
+    ends: Integers
+    left: Integers
+
+
+class Division:
+    """The micro-batches of a StepPlan over the ranks of a group.
+
+    parts_of_rank  how many parts of a micro-batch each rank gets
+    pair           what a visible pair costs, in tokens
+    """
+
+    def __init__(self, plan: StepPlan, rank: int, ranks: int, parts_of_rank: int, pair: float) -> None:
+        self.plan, self.rank, self.ranks = plan, rank, ranks
+        self._parts_of_rank, self._pair = parts_of_rank, pair
+        self._cuttings: dict[int, Cutting] = {}
+        self._pieces: dict[int, Pieces] = {}
+        self.layout, self.tokens = lru_cache(8)(plan.layout), lru_cache(64)(self._tokens)
+
+    def digest(self) -> str:
+        """What has to be the same on all ranks of the group, as text."""
+        digest = hashlib.blake2b(f"{self._parts_of_rank} {self._pair.hex()} {self.plan.parent}".encode(), digest_size=8)
+        for batch in self.plan.running:
+            digest.update(f"{batch} {self.plan.num_terms[batch]} {self.layout(batch).input_ids.tobytes().hex()}".encode())
+        return digest.hexdigest()
+
+    def imbalance(self) -> float:
+        """How much longer the step takes than with equal costs of all ranks, as a part of it, by what tokens and pairs cost."""
+        found = [self._cutting(batch).costs for batch in self.plan.running]
+        mean = sum(costs.mean() for costs in found)
+        return float(sum(costs.max() for costs in found) / mean - 1) if mean else 0.0
+
+    def part(self, batch: int) -> Part:
+        layout, tokens = self.layout(batch), self.tokens(batch, self.rank)
+        longest = int(layout.position_ids.max(initial=-1)) + 1
+        if len(tokens) == 0:
+            none = np.full(1, -1, np.int32)
+            return Part(np.zeros(1, np.int64), layout.position_ids[:1], np.ones(1, np.int32), none, layout.input_ids[:1],
+                        longest, True)  # fmt: skip
+        ends = np.searchsorted(tokens, layout.subtree_end[tokens]).astype(np.int32)
+        return Part(tokens, layout.position_ids[tokens], ends, _within(tokens, layout.prev[tokens], -1),
+                    layout.input_ids[tokens], longest, False)  # fmt: skip
+
+    def terms(self, batch: int) -> Terms:
+        """Terms of the edges whose sources are tokens of the part."""
+        terms, tokens = self.plan.terms(batch, self.layout(batch)), self.tokens(batch, self.rank)
+        sources = terms.sources[terms.edge_row]
+        is_ours = np.isin(sources, tokens)
+        number = np.cumsum(is_ours) - 1
+        mine = is_ours[terms.edges]
+        places, edge_row = np.unique(np.searchsorted(tokens, sources[is_ours]), return_inverse=True)
+        return replace(terms, rows=terms.rows[mine], positions=terms.positions[mine], weights=terms.weights[mine],
+                       edges=number[terms.edges[mine]], sources=places, edge_row=edge_row.reshape(-1),
+                       edge_target=terms.edge_target[is_ours])  # fmt: skip
+
+    def keys(self, batch: int, window: int = 0, chunk: int = 0) -> KeyReads:
+        """What attention reads with a sliding window or in chunks, as hf.asked_attention.Attention has them."""
+        table = self._blocks(batch)
+        wanted = [self._wanted(batch, table, rank, window, chunk) for rank in range(self.ranks)]
+        mine, by_owner = wanted[self.rank], [np.zeros(self.ranks, np.int64) for _ in range(self.ranks)]
+        for rank, blocks in enumerate(wanted):
+            is_away = blocks.owner != rank
+            np.add.at(by_owner[rank], blocks.owner[is_away], (blocks.key_end - blocks.key_begin)[is_away])
+        num_sources = table.num_sources
+        picks: list[list[Integers]] = [[NOTHING] for _ in range(num_sources)]
+        receivers: list[list[Integers]] = [[NOTHING] for _ in range(num_sources)]
+        for rank, blocks in enumerate(wanted):
+            for number in np.flatnonzero((blocks.owner == self.rank) & (rank != self.rank)):
+                keys, source = np.arange(blocks.key_begin[number], blocks.key_end[number]), blocks.source[number]
+                picks[source].append(keys)
+                receivers[source].append(np.full(len(keys), rank))
+        swap = _swap([np.concatenate(of) for of in picks], [np.concatenate(of) for of in receivers], self.rank, by_owner)
+        return KeyReads(swap, *self._read(mine, num_sources - 1))
+
+    def stages(self, batch: int) -> list[Stage]:
+        """In which recurrences run; as many on every rank."""
+        pieces = self.pieces(batch)
+        count = int(pieces.stage.max(initial=0)) + 1
+        ends = [self._ends(batch, stage) for stage in range(count)]
+        return [self._stage(batch, stage, ends) for stage in range(count)]
+
+    def pieces(self, batch: int) -> Pieces:
+        if batch not in self._pieces:
+            self._pieces[batch] = self._cut_runs(batch)
+        return self._pieces[batch]
+
+    def _tokens(self, batch: int, rank: int) -> Integers:
+        """int64 ascending: those of a rank; none where it has a stand-in."""
+        cutting = self._cutting(batch)
+        parts = np.flatnonzero(cutting.ranks == rank)
+        return np.concatenate([NOTHING, *(np.arange(cutting.begin[part], cutting.begin[part + 1]) for part in parts)])
+
+    def _cutting(self, batch: int) -> Cutting:
+        if batch not in self._cuttings:
+            layout = self.layout(batch)
+            begins = layout.run_begin[:-1].astype(np.int64)
+            branches = begins[layout.prev[begins] != begins - 1]
+            self._cuttings[batch] = cut(layout.position_ids.astype(np.int64), branches, self.ranks, self._parts_of_rank, self._pair)
+        return self._cuttings[batch]
+
+    def _cut_runs(self, batch: int) -> Pieces:
+        layout, cutting = self.layout(batch), self._cutting(batch)
+        begin = np.unique(np.concatenate([layout.run_begin[:-1].astype(np.int64), cutting.begin[:-1]]))
+        end = np.append(begin[1:], layout.num_tokens)
+        rank = cutting.ranks[np.searchsorted(cutting.begin, begin, side="right") - 1]
+        prev = self.plan.prev(batch, layout)[begin].astype(np.int64)
+        before = np.searchsorted(begin, prev, side="right") - 1
+        stage = np.zeros(len(begin), np.int64)
+        for piece in np.flatnonzero(prev >= 0):
+            stage[piece] = stage[before[piece]] + (rank[piece] != rank[before[piece]])
+        return Pieces(begin, end, rank, prev, stage)
+
+    def _blocks(self, batch: int) -> "_Blocks":
+        """Keys of one rank that the same queries of the micro-batch see, all of them: of the ancestors and then of its own."""
+        layout, pieces, reads = self.layout(batch), self.pieces(batch), self.plan.context(batch)
+        found = []
+        for source, ancestor in enumerate(reads.ancestors):
+            rows = np.flatnonzero(reads.blocks[:, 0] == source)
+            found.append(_of_ancestor(self.pieces(ancestor), source, reads.blocks[rows], reads.positions[rows]))
+        own = len(reads.ancestors)
+        found.append(_Blocks(np.full(len(pieces.begin), own), pieces.begin, pieces.end, pieces.end,
+                             layout.subtree_end[pieces.begin].astype(np.int64),
+                             layout.position_ids[pieces.begin].astype(np.int64), pieces.rank, own + 1))  # fmt: skip
+        return _Blocks.together(found)
+
+    def _wanted(self, batch: int, table: "_Blocks", rank: int, window: int, chunk: int) -> "_Blocks":
+        """What a rank reads: keys by their numbers on the rank that has them, queries by theirs on the one that reads."""
+        tokens = self.tokens(batch, rank)
+        begin, end = (np.searchsorted(tokens, of) for of in (table.query_begin, table.query_end))
+        kept = np.flatnonzero((begin < end) & ((table.owner != rank) | (table.source < table.num_sources - 1)))
+        found = replace(table.at(kept), query_begin=begin[kept], query_end=end[kept])
+        if window or chunk:
+            found = found.within(self.layout(batch).position_ids[tokens].astype(np.int64), window, chunk)
+        key_begin = np.empty_like(found.key_begin)
+        ancestors = (*self.plan.context(batch).ancestors, batch)
+        for source, owner in {(int(s), int(o)) for s, o in zip(found.source, found.owner)}:
+            which = (found.source == source) & (found.owner == owner)
+            key_begin[which] = np.searchsorted(self.tokens(ancestors[source], owner), found.key_begin[which])
+        return replace(found, key_begin=key_begin, key_end=key_begin + found.key_end - found.key_begin)
+
+    def _read(self, mine: "_Blocks", own: int) -> tuple[Integers, Integers]:
+        """(blocks, positions): rows of frames where they are, and then what comes from others, by sender."""
+        order = np.lexsort((mine.owner, mine.owner != self.rank))
+        mine = mine.at(order)
+        sizes = mine.key_end - mine.key_begin
+        is_away = mine.owner != self.rank
+        offset = np.cumsum(np.where(is_away, sizes, 0)) - sizes
+        begin = np.where(is_away, offset, mine.key_begin)
+        segment = np.where(is_away, own, mine.source)
+        blocks = np.column_stack([segment, begin, begin + sizes, mine.query_begin, mine.query_end])
+        return np.ascontiguousarray(blocks), np.ascontiguousarray(mine.position)
+
+    def _ends(self, batch: int, stage: int) -> list[Integers]:
+        """By rank, ascending: the tokens of a stage whose states are sent or left."""
+        pieces, left = self.pieces(batch), self.plan.ends(batch)
+        sent = self._sent(pieces, stage + 1)
+        tokens = np.unique(np.concatenate([left, *sent]))
+        of = pieces.of(tokens)
+        return [tokens[(pieces.stage[of] == stage) & (pieces.rank[of] == rank)] for rank in range(self.ranks)]
+
+    def _stage(self, batch: int, stage: int, ends: list[list[Integers]]) -> Stage:
+        part, pieces = self.part(batch), self.pieces(batch)
+        if part.is_stand_in:
+            tokens = numbers = np.zeros(int(stage == 0), np.int64)
+            prev = numbers - 1
+        else:
+            tokens = np.flatnonzero(pieces.stage[pieces.of(part.tokens)] == stage)
+            numbers = part.tokens[tokens]
+            prev = self.plan.prev(batch, self.layout(batch))[numbers].astype(np.int64)
+        if stage == 0:
+            swap, own, read = self._from_parent(batch, prev)
+        else:
+            swap, read = self._swap_of(self._sent(pieces, stage), ends[stage - 1])
+            own = NOTHING
+        mine = ends[stage][self.rank]
+        left = np.flatnonzero(np.isin(mine, self.plan.ends(batch)))
+        return Stage(swap, own, tokens, _with_states(numbers, prev, read), np.searchsorted(numbers, mine), left)
+
+    def _from_parent(self, batch: int, prev: Integers) -> tuple[Swap | None, Integers, Integers]:
+        """(swap, own, read): of the states of the parent's frame. read: -2 - n of its ends n, in the order of the states."""
+        parent = self.plan.parent[batch]
+        if parent < 0:
+            return None, NOTHING, NOTHING
+        pieces = self.pieces(batch)
+        held = [self._left(parent, rank) for rank in range(self.ranks)]
+        roots = pieces.prev < -1
+        wanted = [np.unique(-2 - pieces.prev[roots & (pieces.rank == rank)]) for rank in range(self.ranks)]
+        mine = np.isin(wanted[self.rank], held[self.rank])
+        own = np.array([np.flatnonzero(held[self.rank] == end)[0] for end in wanted[self.rank][mine]], np.int64)
+        away = [np.setdiff1d(ends, held[rank]) for rank, ends in enumerate(wanted)]
+        swap, received = self._swap_of(away, held)
+        return swap, own, -2 - np.concatenate([wanted[self.rank][mine], received])
+
+    def _left(self, batch: int, rank: int) -> Integers:
+        """The ends of a micro-batch that a rank has, by their numbers, as its frame has them: by stage, then ascending."""
+        pieces, ends = self.pieces(batch), self.plan.ends(batch)
+        of = pieces.of(ends)
+        order = np.argsort(pieces.stage[of], kind="stable")
+        return order[pieces.rank[of][order] == rank]
+
+    def _sent(self, pieces: Pieces, stage: int) -> list[Integers]:
+        """By rank: the tokens, ascending, whose states its pieces of a stage continue and another rank has."""
+        is_wanted = (pieces.stage == stage) & (pieces.prev >= 0)
+        is_wanted &= pieces.rank[pieces.of(pieces.prev)] != pieces.rank
+        return [np.unique(pieces.prev[is_wanted & (pieces.rank == rank)]) for rank in range(self.ranks)]
+
+    def _swap_of(self, wanted: list[Integers], held: list[Integers]) -> tuple[Swap, Integers]:
+        """(Swap, what this rank receives of `wanted`, in that order), by numbers of the rows that ranks want and hold."""
+        by_owner, picks, receivers = [], NOTHING, NOTHING
+        for rank, numbers in enumerate(wanted):
+            found = [numbers[np.isin(numbers, of)] for of in held]
+            by_owner.append(np.array([len(of) for of in found]))
+            mine = found[self.rank]
+            order = np.argsort(held[self.rank], kind="stable")
+            rows = order[np.searchsorted(held[self.rank][order], mine)] if len(mine) else NOTHING
+            picks, receivers = np.concatenate([picks, rows]), np.concatenate([receivers, np.full(len(rows), rank)])
+            if rank == self.rank:
+                received = np.concatenate([NOTHING, *found])
+        return _swap([picks], [receivers], self.rank, by_owner), received
+
+
+@dataclass(frozen=True)
+class _Blocks:
+    """Rows of keys [key_begin, key_end), tokens of a source, that queries [query_begin, query_end) see. All int64 [N].
+
+    position  of the first key
+    owner     the rank that has them
+    """
+
+    source: Integers
+    key_begin: Integers
+    key_end: Integers
+    query_begin: Integers
+    query_end: Integers
+    position: Integers
+    owner: Integers
+    num_sources: int
+
+    def arrays(self) -> list[Integers]:
+        return [self.source, self.key_begin, self.key_end, self.query_begin, self.query_end, self.position, self.owner]
+
+    def at(self, which: Integers) -> "_Blocks":
+        return _Blocks(*(array[which] for array in self.arrays()), self.num_sources)
+
+    @staticmethod
+    def together(tables: "list[_Blocks]") -> "_Blocks":
+        return _Blocks(*map(np.concatenate, zip(*(table.arrays() for table in tables))), tables[-1].num_sources)
+
+    def within(self, positions: Integers, window: int, chunk: int) -> "_Blocks":
+        """Without the keys that no query sees. positions: of the queries' tokens."""
+        bounds = np.column_stack([self.query_begin, self.query_end]).reshape(-1)
+        padded = np.append(positions, np.iinfo(np.int64).max)
+        nearest = np.minimum.reduceat(padded, bounds)[::2] if len(bounds) else NOTHING
+        first = nearest - window + 1 if window else nearest // chunk * chunk
+        skipped = np.maximum(first - self.position, 0)
+        found = replace(self, key_begin=self.key_begin + skipped, position=self.position + skipped)
+        return found.at(np.flatnonzero(found.key_begin < found.key_end))
+
+
+def _of_ancestor(pieces: Pieces, source: int, blocks: Integers, positions: Integers) -> _Blocks:
+    """Blocks of keys of an ancestor, cut where its pieces end."""
+    _, begin, end, query_begin, query_end = blocks.T
+    first, last = pieces.of(begin), pieces.of(end - 1)
+    which = np.repeat(np.arange(len(begin)), last - first + 1)
+    piece = np.concatenate([NOTHING, *(np.arange(a, b + 1) for a, b in zip(first, last))])
+    key_begin = np.maximum(begin[which], pieces.begin[piece])
+    return _Blocks(np.full(len(which), source), key_begin, np.minimum(end[which], pieces.end[piece]), query_begin[which],
+                   query_end[which], positions[which] + key_begin - begin[which], pieces.rank[piece], source + 1)  # fmt: skip
+
+
+def _swap(picks: list[Integers], receivers: list[Integers], rank: int, by_owner: list[Integers]) -> Swap:
+    """by_owner: of each rank how many rows it gets from each."""
+    order = np.argsort(np.concatenate(receivers), kind="stable")
+    send = tuple(int(counts[rank]) for counts in by_owner)
+    is_ordered = len(picks) == 1 or np.array_equal(order, np.arange(len(order)))
+    return Swap(tuple(picks), None if is_ordered else order, send, tuple(map(int, by_owner[rank])),
+                any(counts.any() for counts in by_owner))  # fmt: skip
+
+
+def _within(tokens: Integers, prev: NDArray[np.integer], otherwise: int) -> NDArray[np.int32]:
+    """The places of `prev` among `tokens`, ascending; `otherwise` where they are not."""
+    places = np.minimum(np.searchsorted(tokens, prev), max(len(tokens) - 1, 0))
+    is_there = tokens[places] == prev if len(tokens) else np.zeros(len(prev), bool)
+    return np.where(is_there, places, otherwise).astype(np.int32)
+
+
+def _with_states(tokens: Integers, prev: Integers, read: Integers) -> NDArray[np.int32]:
+    """prev of the tokens of a stage, -2 - n where one continues the n-th of the states `read`."""
+    found = _within(tokens, prev, -1)
+    outside = np.flatnonzero((found < 0) & (prev != -1))
+    order = np.argsort(read, kind="stable")
+    found[outside] = -2 - order[np.searchsorted(read[order], prev[outside])]
+    return found
