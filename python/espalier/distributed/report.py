@@ -14,9 +14,13 @@ class Report:
         encoded_tokens: Likewise.
         predicted_imbalance: Seconds of the slowest rank over the mean, less 1; None as above.
         seconds: Measured, by rank: from the beginning of its work to its end, without waiting for other ranks; None where
-            waiting and work cannot be told apart (mode "zero3", but for steps that are watched).
+            waiting and work cannot be told apart (mode "zero3", but for steps that are watched, and meshes with the dimension
+            cp).
         micro_batches: By rank; None where the step was not told.
         dummies: By rank: micro-batches without weight that it ran beside its own.
+        parts_imbalance: On a mesh with the dimension cp: predicted seconds of the slowest parts over the mean, less 1, of the
+            ranks with the same rows that differ most. None otherwise.
+        sent_bytes: Likewise, by rank: keys, values, states and gradients that it has sent to other ranks.
 
     Examples:
         >>> import espalier
@@ -33,6 +37,8 @@ class Report:
     seconds: tuple[float, ...] | None
     micro_batches: tuple[int, ...] | None
     dummies: tuple[int, ...]
+    parts_imbalance: float | None = None
+    sent_bytes: tuple[int, ...] | None = None
 
     @property
     def measured_imbalance(self) -> float | None:
@@ -47,6 +53,9 @@ class Report:
         for name, value in ("predicted", self.predicted_imbalance), ("measured", self.measured_imbalance):
             if value is not None:
                 lines.append(f"{name}: the slowest rank is {value:.1%} over the mean")
+        if self.parts_imbalance is not None and self.sent_bytes is not None:
+            lines.append(f"parts of micro-batches: the slowest is {self.parts_imbalance:.1%} over the mean; ranks have sent "
+                         f"{sum(self.sent_bytes):,} bytes to others")  # fmt: skip
         if self.micro_batches:
             dummies = f", and {sum(self.dummies)} without weight" if sum(self.dummies) else ""
             lines.append(f"micro-batches by rank: {', '.join(map(str, self.micro_batches))}{dummies}")

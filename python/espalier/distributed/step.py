@@ -160,21 +160,28 @@ class RankStep:
         _finish_device()
         seconds = time.perf_counter() - self._began - (self._meeting.waited - self._waited)
         present = "".join("01"[each] for each in self._ranks.held.present()) if self._is_gathered else ""
-        said = self._meeting.meet("the end of a step", seconds=seconds, present=present,
+        said = self._meeting.meet("the end of a step", seconds=seconds, present=present, **self._of_parts(),
                                   trace=None if self._trace is None else self._trace.digest())  # fmt: skip
         check_equal("order", [each["trace"] for each in said])
         return said
 
+    def _of_parts(self) -> dict[str, Any]:
+        """What the report says of parts of micro-batches."""
+        if self._divided is None:
+            return {"imbalance": None, "sent": None}
+        return {"imbalance": self._divided.division.imbalance(), "sent": self._divided.group.sent_bytes}
+
     def _reported(self, said: list[dict[str, Any]]) -> Report:
         share = self._share
         counts = None if None in self._counts else tuple(count or 0 for count in self._counts)
-        can_measure = self._trace is None or self._trace.is_watched
+        can_measure = self._divided is None and (self._trace is None or self._trace.is_watched)
         dummies = (0,) * len(said) if self._is_gathered or counts is None else tuple(max(counts) - each for each in counts)
         return Report(
             share.whole.flat_tokens if share else None, share.encoded_tokens if share else None,
             share.distribution.imbalance if share else None,
             tuple(each["seconds"] for each in said) if can_measure else None,
-            counts, dummies)  # fmt: skip
+            counts, dummies, None if self._divided is None else max(each["imbalance"] for each in said),
+            None if self._divided is None else tuple(each["sent"] for each in said))  # fmt: skip
 
 
 class Trace:
