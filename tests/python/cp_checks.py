@@ -19,7 +19,7 @@ from espalier.distributed import RankError, Ranks
 from espalier.hf import exchange, patch
 from espalier.hf.families import backbone_of
 from espalier.hf.float64 import InFloat64
-from espalier.step import division
+from espalier.step import division, schedule
 from hf_forced_routes import forced_alone, recorded_routes
 from hf_models import alone, make_model, worst_error
 from rank_checks import clear, gradients_of, refused
@@ -204,7 +204,7 @@ def what_is_broken(rank):
         return worst_error(by_step(ranks, model, SHAPES["star"]())[:2], expected("qwen3_5", "star"))
 
     assert error() <= EXACT
-    with_states, blocks, backwards = division._with_states, division.Division._blocks, exchange.Route.backwards
+    with_states, blocks, backwards = schedule._with_states, division.Division._blocks, exchange.Route.backwards
 
     def wrong_child(tokens, prev, read):
         found = with_states(tokens, prev, read)
@@ -216,7 +216,7 @@ def what_is_broken(rank):
         table.query_end[:] = self.layout(batch).num_tokens
         return table
 
-    with mock.patch.object(division, "_with_states", wrong_child):
+    with mock.patch.object(schedule, "_with_states", wrong_child):
         assert error() > 1e-4
     with mock.patch.object(division.Division, "_blocks", siblings):
         assert error() > 1e-4

@@ -14,12 +14,14 @@ import torch
 import torch.distributed as dist
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
+from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 
 import espalier
 from conftest import seed_of
 from espalier.distributed import RankError, Ranks
+from espalier.distributed.ranks import MODES
 from espalier.hf import patch
 from espalier.hf.families import backbone_of
 from espalier.hf.float64 import InFloat64
@@ -394,10 +396,22 @@ def other_models(rank):
 
 
 def another_mesh(rank):
+    """Replicas of shards, and what is no mesh of all ranks, or of other shards."""
     mesh = dist.init_device_mesh("cpu", (rank.size // 2, 2), mesh_dim_names=("replicas", "shards"))
+    for mode in MODES:
+        model = patch(make_model("llama"))
+        for layer in model.model.layers:
+            fully_shard(layer, mesh=mesh)
+        fully_shard(model, mesh=mesh)
+        ranks = Ranks(model, mode=mode)
+        assert worst_error(train(ranks, model, rows_of_a_step(), uneven(rank))[:2], expected("llama")) <= EXACT
     model = make_model("llama")
-    fully_shard(model, mesh=mesh)
-    refused(lambda: Ranks(model), f"sharded over all {rank.size} ranks", f"[{rank.size // 2}, 2]")
+    fully_shard(model, mesh=mesh["shards"])
+    refused(lambda: Ranks(model), f"has sharded over all {rank.size} ranks", "on a mesh of shape [2]")
+    model = make_model("llama")
+    parallelize_module(model, mesh["shards"], {"model.layers.*.mlp.up_proj": ColwiseParallel()})
+    fully_shard(model, mesh=mesh["replicas"])
+    refused(lambda: Ranks(model), "tensor parallelism and meshes of some")
 
 
 def what_zero3_refuses(rank):

@@ -12,9 +12,10 @@ from numpy.typing import NDArray
 
 from .cutting import Cutting, cut
 from .plan import StepPlan, Terms
+from .schedule import Pieces, Schedule, Stage, left_of, places_in
+from .swap import NOTHING, Swap, swap_of
 
 Integers = NDArray[np.int64]
-NOTHING = np.zeros(0, np.int64)
 
 
 @dataclass(frozen=True)
@@ -45,45 +46,6 @@ class Part:
 
 
 @dataclass(frozen=True)
-class Pieces:
-    """Runs of a micro-batch as its parts cut them: N pieces of consecutive tokens on one path, each on one rank.
-
-    begin, end  [N] int64 ascending
-    rank        [N] int64
-    prev        [N] int64: the token before the piece; -1 at a root; -2 - n where it continues the parent's end n
-    stage       [N] int64: after how many exchanges of states the piece can begin
-    """
-
-    begin: Integers
-    end: Integers
-    rank: Integers
-    prev: Integers
-    stage: Integers
-
-    def of(self, tokens: Integers) -> Integers:
-        """The piece of each token."""
-        return np.searchsorted(self.begin, tokens, side="right") - 1
-
-
-@dataclass(frozen=True)
-class Swap:
-    """One exchange of rows between all ranks, as one of them sees it.
-
-    picks     for each of its tensors int64: which rows others get, by receiver
-    order     [S] int64: the picked rows of all tensors by receiver; None where they are
-    send      [R] rows for each rank
-    receive   [R] rows from each rank
-    is_needed whether any rank gets any
-    """
-
-    picks: tuple[Integers, ...]
-    order: Integers | None
-    send: tuple[int, ...]
-    receive: tuple[int, ...]
-    is_needed: bool
-
-
-@dataclass(frozen=True)
 class KeyReads:
     """Keys and values that the queries of a part see elsewhere.
 
@@ -95,26 +57,6 @@ class KeyReads:
     swap: Swap
     blocks: Integers
     positions: Integers
-
-
-@dataclass(frozen=True)
-class Stage:
-    """Tokens whose recurrences run between two exchanges of states.
-
-    swap    before it: of states of the parent's frame (stage 0, None without a parent) or of the `ends` of the stage before
-    own     int64: rows of the parent's frame that it reads itself; states are these, and then what is received
-    tokens  [N] int64 ascending, in the part
-    prev    [N] int32: among these; -2 - n where a token continues the state n
-    ends    [E] int64: those of the tokens whose states others continue
-    left    int64: which of the ends go to the frame
-    """
-
-    swap: Swap | None
-    own: Integers
-    tokens: Integers
-    prev: NDArray[np.int32]
-    ends: Integers
-    left: Integers
 
 
 class Division:
@@ -152,7 +94,7 @@ class Division:
             return Part(np.zeros(1, np.int64), layout.position_ids[:1], np.ones(1, np.int32), none, layout.input_ids[:1],
                         longest, True)  # fmt: skip
         ends = np.searchsorted(tokens, layout.subtree_end[tokens]).astype(np.int32)
-        return Part(tokens, layout.position_ids[tokens], ends, _within(tokens, layout.prev[tokens], -1),
+        return Part(tokens, layout.position_ids[tokens], ends, places_in(tokens, layout.prev[tokens]),
                     layout.input_ids[tokens], longest, False)  # fmt: skip
 
     def terms(self, batch: int) -> Terms:
@@ -171,27 +113,31 @@ class Division:
         """What attention reads with a sliding window or in chunks, as hf.asked_attention.Attention has them."""
         table = self._blocks(batch)
         wanted = [self._wanted(batch, table, rank, window, chunk) for rank in range(self.ranks)]
-        mine, by_owner = wanted[self.rank], [np.zeros(self.ranks, np.int64) for _ in range(self.ranks)]
+        counts = np.zeros((self.ranks, self.ranks), np.int64)
         for rank, blocks in enumerate(wanted):
-            is_away = blocks.owner != rank
-            np.add.at(by_owner[rank], blocks.owner[is_away], (blocks.key_end - blocks.key_begin)[is_away])
-        num_sources = table.num_sources
-        picks: list[list[Integers]] = [[NOTHING] for _ in range(num_sources)]
-        receivers: list[list[Integers]] = [[NOTHING] for _ in range(num_sources)]
-        for rank, blocks in enumerate(wanted):
-            for number in np.flatnonzero((blocks.owner == self.rank) & (rank != self.rank)):
+            counts[rank] = np.bincount(blocks.owner, blocks.key_end - blocks.key_begin, self.ranks)
+        np.fill_diagonal(counts, 0)
+        own = table.num_sources - 1
+        picks: list[list[Integers]] = [[NOTHING] for _ in range(own + 1)]
+        receivers: list[list[Integers]] = [[NOTHING] for _ in range(own + 1)]
+        for rank in np.flatnonzero(counts[:, self.rank]):
+            blocks = wanted[rank]
+            for number in np.flatnonzero(blocks.owner == self.rank):
                 keys, source = np.arange(blocks.key_begin[number], blocks.key_end[number]), blocks.source[number]
                 picks[source].append(keys)
                 receivers[source].append(np.full(len(keys), rank))
-        swap = _swap([np.concatenate(of) for of in picks], [np.concatenate(of) for of in receivers], self.rank, by_owner)
-        return KeyReads(swap, *self._read(mine, num_sources - 1))
+        swap = swap_of([np.concatenate(of) for of in picks], [np.concatenate(of) for of in receivers], self.rank, counts)
+        return KeyReads(swap, *self._read(wanted[self.rank], own))
 
     def stages(self, batch: int) -> list[Stage]:
         """In which recurrences run; as many on every rank."""
-        pieces = self.pieces(batch)
-        count = int(pieces.stage.max(initial=0)) + 1
-        ends = [self._ends(batch, stage) for stage in range(count)]
-        return [self._stage(batch, stage, ends) for stage in range(count)]
+        part, parent = self.part(batch), self.plan.parent[batch]
+        prev = self.plan.prev(batch, self.layout(batch))
+        before = None if parent < 0 else left_of(self.pieces(parent), self.plan.ends(parent))
+        schedule = Schedule(self.pieces(batch), self.plan.ends(batch), before, self.rank, self.ranks)
+        if part.is_stand_in:
+            return schedule.stages(part.tokens, np.full(1, -1), np.zeros(1, np.int64))
+        return schedule.stages(part.tokens, prev[part.tokens].astype(np.int64), self.pieces(batch).stage_of(part.tokens))
 
     def pieces(self, batch: int) -> Pieces:
         if batch not in self._pieces:
@@ -264,74 +210,6 @@ class Division:
         blocks = np.column_stack([segment, begin, begin + sizes, mine.query_begin, mine.query_end])
         return np.ascontiguousarray(blocks), np.ascontiguousarray(mine.position)
 
-    def _ends(self, batch: int, stage: int) -> list[Integers]:
-        """By rank, ascending: the tokens of a stage whose states are sent or left."""
-        pieces, left = self.pieces(batch), self.plan.ends(batch)
-        sent = self._sent(pieces, stage + 1)
-        tokens = np.unique(np.concatenate([left, *sent]))
-        of = pieces.of(tokens)
-        return [tokens[(pieces.stage[of] == stage) & (pieces.rank[of] == rank)] for rank in range(self.ranks)]
-
-    def _stage(self, batch: int, stage: int, ends: list[list[Integers]]) -> Stage:
-        part, pieces = self.part(batch), self.pieces(batch)
-        if part.is_stand_in:
-            tokens = numbers = np.zeros(int(stage == 0), np.int64)
-            prev = numbers - 1
-        else:
-            tokens = np.flatnonzero(pieces.stage[pieces.of(part.tokens)] == stage)
-            numbers = part.tokens[tokens]
-            prev = self.plan.prev(batch, self.layout(batch))[numbers].astype(np.int64)
-        if stage == 0:
-            swap, own, read = self._from_parent(batch, prev)
-        else:
-            swap, read = self._swap_of(self._sent(pieces, stage), ends[stage - 1])
-            own = NOTHING
-        mine = ends[stage][self.rank]
-        left = np.flatnonzero(np.isin(mine, self.plan.ends(batch)))
-        return Stage(swap, own, tokens, _with_states(numbers, prev, read), np.searchsorted(numbers, mine), left)
-
-    def _from_parent(self, batch: int, prev: Integers) -> tuple[Swap | None, Integers, Integers]:
-        """(swap, own, read): of the states of the parent's frame. read: -2 - n of its ends n, in the order of the states."""
-        parent = self.plan.parent[batch]
-        if parent < 0:
-            return None, NOTHING, NOTHING
-        pieces = self.pieces(batch)
-        held = [self._left(parent, rank) for rank in range(self.ranks)]
-        roots = pieces.prev < -1
-        wanted = [np.unique(-2 - pieces.prev[roots & (pieces.rank == rank)]) for rank in range(self.ranks)]
-        mine = np.isin(wanted[self.rank], held[self.rank])
-        own = np.array([np.flatnonzero(held[self.rank] == end)[0] for end in wanted[self.rank][mine]], np.int64)
-        away = [np.setdiff1d(ends, held[rank]) for rank, ends in enumerate(wanted)]
-        swap, received = self._swap_of(away, held)
-        return swap, own, -2 - np.concatenate([wanted[self.rank][mine], received])
-
-    def _left(self, batch: int, rank: int) -> Integers:
-        """The ends of a micro-batch that a rank has, by their numbers, as its frame has them: by stage, then ascending."""
-        pieces, ends = self.pieces(batch), self.plan.ends(batch)
-        of = pieces.of(ends)
-        order = np.argsort(pieces.stage[of], kind="stable")
-        return order[pieces.rank[of][order] == rank]
-
-    def _sent(self, pieces: Pieces, stage: int) -> list[Integers]:
-        """By rank: the tokens, ascending, whose states its pieces of a stage continue and another rank has."""
-        is_wanted = (pieces.stage == stage) & (pieces.prev >= 0)
-        is_wanted &= pieces.rank[pieces.of(pieces.prev)] != pieces.rank
-        return [np.unique(pieces.prev[is_wanted & (pieces.rank == rank)]) for rank in range(self.ranks)]
-
-    def _swap_of(self, wanted: list[Integers], held: list[Integers]) -> tuple[Swap, Integers]:
-        """(Swap, what this rank receives of `wanted`, in that order), by numbers of the rows that ranks want and hold."""
-        by_owner, picks, receivers = [], NOTHING, NOTHING
-        for rank, numbers in enumerate(wanted):
-            found = [numbers[np.isin(numbers, of)] for of in held]
-            by_owner.append(np.array([len(of) for of in found]))
-            mine = found[self.rank]
-            order = np.argsort(held[self.rank], kind="stable")
-            rows = order[np.searchsorted(held[self.rank][order], mine)] if len(mine) else NOTHING
-            picks, receivers = np.concatenate([picks, rows]), np.concatenate([receivers, np.full(len(rows), rank)])
-            if rank == self.rank:
-                received = np.concatenate([NOTHING, *found])
-        return _swap([picks], [receivers], self.rank, by_owner), received
-
 
 @dataclass(frozen=True)
 class _Blocks:
@@ -380,28 +258,3 @@ def _of_ancestor(pieces: Pieces, source: int, blocks: Integers, positions: Integ
     key_begin = np.maximum(begin[which], pieces.begin[piece])
     return _Blocks(np.full(len(which), source), key_begin, np.minimum(end[which], pieces.end[piece]), query_begin[which],
                    query_end[which], positions[which] + key_begin - begin[which], pieces.rank[piece], source + 1)  # fmt: skip
-
-
-def _swap(picks: list[Integers], receivers: list[Integers], rank: int, by_owner: list[Integers]) -> Swap:
-    """by_owner: of each rank how many rows it gets from each."""
-    order = np.argsort(np.concatenate(receivers), kind="stable")
-    send = tuple(int(counts[rank]) for counts in by_owner)
-    is_ordered = len(picks) == 1 or np.array_equal(order, np.arange(len(order)))
-    return Swap(tuple(picks), None if is_ordered else order, send, tuple(map(int, by_owner[rank])),
-                any(counts.any() for counts in by_owner))  # fmt: skip
-
-
-def _within(tokens: Integers, prev: NDArray[np.integer], otherwise: int) -> NDArray[np.int32]:
-    """The places of `prev` among `tokens`, ascending; `otherwise` where they are not."""
-    places = np.minimum(np.searchsorted(tokens, prev), max(len(tokens) - 1, 0))
-    is_there = tokens[places] == prev if len(tokens) else np.zeros(len(prev), bool)
-    return np.where(is_there, places, otherwise).astype(np.int32)
-
-
-def _with_states(tokens: Integers, prev: Integers, read: Integers) -> NDArray[np.int32]:
-    """prev of the tokens of a stage, -2 - n where one continues the n-th of the states `read`."""
-    found = _within(tokens, prev, -1)
-    outside = np.flatnonzero((found < 0) & (prev != -1))
-    order = np.argsort(read, kind="stable")
-    found[outside] = -2 - order[np.searchsorted(read[order], prev[outside])]
-    return found

@@ -1,0 +1,212 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Ranks that have parts of the same micro-batches: two and four of them over Gloo, which run the checks of cp_checks.py, and up
+to 64 simulated ones, whose parts, blocks and exchanges are compared with what tokens see. `--long` takes every shape for every
+family."""
+
+import functools
+
+import numpy as np
+import pytest
+
+import espalier
+from cp_shapes import SHAPES
+from rank_processes import outcomes
+
+pytest.importorskip("transformers")
+cp_checks = pytest.importorskip("cp_checks")
+from espalier.step.cutting import OF_A_DECODER, cost_of_pair, cut  # noqa: E402
+from espalier.step.division import Division  # noqa: E402
+from espalier.step.plan import StepPlan  # noqa: E402
+
+RANKS = [2, 3, 8, 64]
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory, long_tests):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("ESPALIER_LONG_TESTS", str(int(long_tests)))
+        return outcomes("cp_checks", tmp_path_factory.mktemp("parts"), sorted(cp_checks.CHECKS))
+
+
+@pytest.mark.parametrize("name, ranks", [(check.__name__, ranks) for ranks, checks in cp_checks.CHECKS.items()
+                                         for check in checks])  # fmt: skip
+def test_on_ranks(found, name, ranks):
+    assert (name, ranks) in found, f"it did not run, because another failed or the processes did:\n{found}"
+    assert found[name, ranks] is None, found[name, ranks]
+
+
+class Remembering(Division):
+    """Divisions of all ranks compute what follows from the plan alone once."""
+
+    def __init__(self, known, *args):
+        super().__init__(*args)
+        self._known = known
+
+    def _blocks(self, batch):
+        return self._remembered(super()._blocks, batch)
+
+    def _wanted(self, batch, table, rank, window, chunk):
+        return self._remembered(lambda *_: super(Remembering, self)._wanted(batch, table, rank, window, chunk), batch, rank, window, chunk)
+
+    def _remembered(self, function, *args):
+        key = (function.__name__, len(args), *args)
+        if key not in self._known:
+            self._known[key] = function(*args)
+        return self._known[key]
+
+
+class Simulated:
+    """All ranks of a group on one plan. Rows are tokens of the forest, by their numbers there."""
+
+    def __init__(self, rows, ranks, budget, parts_of_rank):
+        self.forest = espalier.build(rows)
+        plan = StepPlan(espalier.plan(self.forest, token_budget=budget, strategy="partition"))
+        self.plan, self.whole = plan, self.forest.layout()
+        known = {}
+        self.divisions = [Remembering(known, plan, rank, ranks, parts_of_rank, 1e-2) for rank in range(ranks)]
+        self.left = {}  # what ranks have left of each micro-batch
+
+    def numbers(self, batch, division):
+        """Of the part of a rank; none where it has a stand-in."""
+        part = division.part(batch)
+        return self.plan.layout(batch).forest_token[part.tokens[:0] if part.is_stand_in else part.tokens]
+
+    @staticmethod
+    def exchanged(swaps, sources):
+        """What each rank receives. sources: by rank a list of arrays, in which its picks are."""
+        sent = []
+        for swap, of_rank in zip(swaps, sources):
+            rows = [row for pick, source in zip(swap.picks, of_rank) for row in [source[place] for place in pick]]
+            rows = rows if swap.order is None else [rows[place] for place in swap.order]
+            assert sum(swap.send) == len(rows)
+            bounds = np.cumsum([0, *swap.send])
+            sent.append([rows[begin:end] for begin, end in zip(bounds, bounds[1:])])
+        for rank, swap in enumerate(swaps):
+            assert [len(of[rank]) for of in sent] == list(swap.receive)
+            assert swap.is_needed == any(sum(each.send) for each in swaps) and swap.send[rank] == 0
+        return [[row for of in sent for row in of[rank]] for rank in range(len(swaps))]
+
+
+def is_visible(whole, query, key, window, chunk):
+    distance = whole.position_ids[query] - whole.position_ids[key]
+    return (key <= query < whole.subtree_end[key] and (not window or distance < window)
+            and (not chunk or whole.position_ids[query] // chunk == whole.position_ids[key] // chunk))  # fmt: skip
+
+
+def check_keys(of, batch, window, chunk):
+    """Each query sees what it should, once, and nothing is sent that no query of the receiver sees."""
+    held = [[of.numbers(ancestor, division) for ancestor in (*of.plan.context(batch).ancestors, batch)] for division in of.divisions]
+    reads = [division.keys(batch, window, chunk) for division in of.divisions]
+    received = of.exchanged([read.swap for read in reads], held)
+    for division, own, read, more in zip(of.divisions, held, reads, received):
+        part, tokens, seen = division.part(batch), own[-1], []
+        for query in range(len(tokens)):
+            seen += [(tokens[query], tokens[key]) for key in range(query + 1) if query < part.subtree_end[key]]
+        segments = [*own[:-1], np.array(more, np.int64)]
+        for (segment, begin, end, first, last), position in zip(read.blocks, read.positions):
+            keys = segments[segment][begin:end]
+            assert (of.whole.position_ids[keys] == position + np.arange(end - begin)).all()
+            seen += [(query, key) for query in tokens[first:last] for key in keys]
+        wanted = {(query, key) for query in tokens for key in range(query + 1) if is_visible(of.whole, query, key, window, chunk)}
+        limited = {pair for pair in seen if is_visible(of.whole, *pair, window, chunk)}
+        assert limited == wanted and len(seen) == len(set(seen))
+        assert window or chunk or len(seen) == len(wanted)
+        assert set(more) == {key for _, key in wanted} & set(more) and len(more) == len(set(more))
+
+
+def check_states(of, batch):
+    """A recurrence whose state is the path itself."""
+    schedules = [division.stages(batch) for division in of.divisions]
+    assert len({len(stages) for stages in schedules}) == 1
+    held, left = of.left.get(of.plan.parent[batch]), [[] for _ in of.divisions]
+    for stages in zip(*schedules):
+        swaps = [stage.swap for stage in stages]
+        assert len({swap is None for swap in swaps}) == 1
+        received = [[]] * len(swaps) if swaps[0] is None else of.exchanged(swaps, [[rows] for rows in held])
+        held = [path_states(of, batch, *each) for each in zip(of.divisions, stages, held or received, received)]
+        for rows, stage, more in zip(left, stages, held):
+            rows += [more[place] for place in stage.left]
+    of.left[batch] = left
+
+
+def path_states(of, batch, division, stage, before, received):
+    """End states of a stage."""
+    states, tokens, paths = [*[before[place] for place in stage.own], *received], of.numbers(batch, division), []
+    for token, prev in zip(stage.tokens, stage.prev):
+        if len(tokens) == 0:
+            return []  # a stand-in
+        start = () if prev == -1 else paths[prev] if prev >= 0 else states[-2 - prev]
+        paths.append((*start, tokens[token]))
+        expected = [tokens[token]]
+        while of.whole.prev[expected[0]] >= 0:
+            expected.insert(0, of.whole.prev[expected[0]])
+        assert paths[-1] == tuple(expected)
+    return [paths[end] for end in stage.ends]
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("ranks", RANKS)
+def test_parts(shape, ranks):
+    """Every token is in one part, sees what it should, and has the state of its path."""
+    rows = SHAPES[shape]()
+    for budget in (10**6, 9) if ranks < 64 else (10**6,):
+        of = Simulated(rows, ranks, budget, parts_of_rank=2 if budget == 9 else 1)
+        tokens = [number for batch in of.plan.running for division in of.divisions for number in of.numbers(batch, division)]
+        assert sorted(tokens) == list(range(of.forest.tree_tokens))
+        assert len({division.digest() for division in of.divisions}) == 1
+        for batch in of.plan.running:
+            for window, chunk in (0, 0), (4, 0), (0, 5):
+                check_keys(of, batch, window, chunk)
+            check_states(of, batch)
+        terms = [division.terms(batch) for batch in of.plan.running for division in of.divisions]
+        assert sum(len(each.rows) for each in terms) == sum(of.plan.num_terms)
+
+
+def test_what_the_simulation_finds():
+    """Negative controls: a query that does not see a block, states that nobody continues."""
+    of = Simulated(SHAPES["deep"](), 4, 10**6, 1)
+    (batch,) = of.plan.running
+    keys = of.divisions[2].keys(batch, 0, 0)
+    keys.blocks[0, 4] -= 1
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(AssertionError):
+        patch.setattr(of.divisions[2], "keys", lambda *_: keys)
+        check_keys(of, batch, 0, 0)
+    stages = [division.stages(batch) for division in of.divisions]
+    continued = [stage for of_rank in stages for stage in of_rank if (stage.prev < -1).any()]
+    for stage in continued:
+        stage.prev[stage.prev < -1] = -1
+    for division, of_rank in zip(of.divisions, stages):
+        division.stages = functools.partial(lambda given, _batch: given, of_rank)
+    with pytest.raises(AssertionError):
+        check_states(of, batch)
+
+
+def test_balance():
+    """Costs of ranks are about equal, also where pairs cost more than tokens; with two parts of each rank, tokens are, too."""
+    rng = np.random.default_rng(5)
+    for pair in 0.0, OF_A_DECODER, 1e-2:
+        for positions in np.arange(20000), np.concatenate([np.arange(begin, begin + 400) for begin in rng.integers(0, 3000, 50)]):
+            branches = np.flatnonzero(np.diff(positions, prepend=-9) != 1)
+            for ranks in 2, 8, 64:
+                found = cut(positions, branches, ranks, 2, pair)
+                assert found.costs.max() <= 1.1 * found.costs.mean()
+                tokens = np.bincount(found.ranks, np.diff(found.begin), ranks)
+                assert len(branches) > 1 or tokens.max() <= 1.15 * tokens.mean()
+                alone = cut(positions, branches, ranks, 1, pair)
+                assert (np.diff(alone.ranks) == 1).all() and alone.costs.max() <= 1.1 * alone.costs.mean()
+
+
+def test_cuts_are_where_branches_begin():
+    positions = np.concatenate([np.arange(100), *[np.arange(100, 200)] * 9])
+    found = cut(positions, np.arange(100, 1000, 100), 10, 1, 0.0)
+    assert found.begin.tolist() == list(range(0, 1001, 100))
+    assert cut(np.arange(3), np.zeros(0, np.int64), 8, 2, 0.0).begin.tolist() == [0, 1, 2, 3]
+
+
+def test_what_a_pair_costs():
+    import transformers
+
+    of = lambda length: cost_of_pair(transformers.LlamaConfig(
+        vocab_size=97, hidden_size=256, intermediate_size=length, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2))
+    assert 0 < of(2048) < of(512) < 0.01
+    assert cost_of_pair(transformers.GPT2Config()) == OF_A_DECODER
