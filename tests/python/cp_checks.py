@@ -4,7 +4,6 @@ process, each row alone, and that what is broken on purpose is not exact."""
 
 import functools
 import os
-import random
 from unittest import mock
 
 import torch

@@ -183,8 +183,8 @@ def _check_parameters(model: torch.nn.Module, world_size: int) -> None:
         elif not _is_sharded_over_all(parameter, world_size):
             shape = list(parameter.device_mesh.mesh.shape)
             raise Unsupported(f"{name}: expected a parameter that fully_shard has sharded over all {world_size} ranks, or over "
-                              f"some with replicas on the others, received {list(parameter.placements)} on a mesh of shape {shape}: "
-                              "tensor parallelism and meshes of some ranks are not served")  # fmt: skip
+                              f"some with replicas on the others, received {list(parameter.placements)} on a mesh of shape "
+                              f"{shape}: tensor parallelism and meshes of some ranks are not served")  # fmt: skip
 
 
 def _is_sharded_over_all(parameter: DTensor, world_size: int) -> bool:

@@ -43,11 +43,12 @@ def dimensions_of(mesh: Any) -> Dimensions:
                           f"{type(mesh).__name__}")  # fmt: skip
     names = mesh.mesh_dim_names
     if names is None:
-        raise Unsupported("mesh: expected names of its dimensions, dp and cp, received none; give init_device_mesh mesh_dim_names")
+        raise Unsupported("mesh: expected names of its dimensions, dp and cp, received none; give mesh_dim_names to "
+                          "init_device_mesh")  # fmt: skip
     for name in names:
         if name not in (CONTEXT, DATA) and not name.startswith(f"{DATA}_"):
-            raise Unsupported(f"mesh: expected dimensions of data, named dp or dp_..., and of context, named cp, received {name}, "
-                              "which is not served")  # fmt: skip
+            raise Unsupported("mesh: expected dimensions of data, named dp or dp_..., and of context, named cp, received "
+                              f"{name}, which is not served")  # fmt: skip
     if mesh.size() != size:
         raise Unsupported(f"mesh: expected one of all {size} ranks, received {mesh.size()}")
     description = ", ".join(f"{name} {length}" for name, length in zip(names, mesh.shape))

@@ -79,8 +79,8 @@ class Ranks:
         except InputError as error:
             self._meeting.tell(error)
             raise
-        messages = self._meeting.meet("Ranks are made", mode=mode, watch=watch, mesh=self.dimensions.description, model=self.held.description(),
-                                      **_versions())  # fmt: skip
+        messages = self._meeting.meet("Ranks are made", mode=mode, watch=watch, mesh=self.dimensions.description,
+                                      model=self.held.description(), **_versions())  # fmt: skip
         for name in messages[0]:
             check_equal(name, [said[name] for said in messages])
 
@@ -90,7 +90,8 @@ class Ranks:
         if self.watch not in ("first", "always"):
             raise InputError(f"watch: expected first or always, received {self.watch!r}")
         if self.mode == "zero3" and self.dimensions.context is not None:
-            raise Unsupported('mode="zero3": expected a mesh without the dimension cp, received one with it; take mode="gathered"')
+            raise Unsupported('mode="zero3": expected a mesh without the dimension cp, received one with it; take '
+                              'mode="gathered"')  # fmt: skip
         if self.mode == "zero3" and isinstance(model, torch.nn.parallel.DistributedDataParallel):
             raise Unsupported('mode="zero3": expected a model of fully_shard, received DistributedDataParallel')
         for module in model.modules():
@@ -115,7 +116,8 @@ class Ranks:
     def share(self, rows: Any, *, tree_keys: Sequence[Hashable] | None = None, model: Any = None) -> Share:
         """What this rank trains on of the rows of a step, by `espalier.distribute`.
 
-        Ranks along the dimension cp of a mesh have the same share. Talks to nobody; `step` finds out where ranks were given different rows.
+        Ranks along the dimension cp of a mesh have the same share. Talks to nobody; `step` finds out where ranks were given
+        different rows.
 
         Args:
             rows: R rows, as `espalier.build` takes them (not packed), the same ones in the same order on all ranks.

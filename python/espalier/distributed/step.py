@@ -82,8 +82,8 @@ class RankStep:
             raise InputError(f"micro_batches: expected a list or a Plan, received {type(batches).__name__}, which has "
                              "no length")  # fmt: skip
         if self._ranks.dimensions.context is not None and not hasattr(batches, "_divided_over"):
-            raise Unsupported("micro_batches: expected an espalier.Step on a mesh with the dimension cp, whose ranks have parts of its "
-                              f"micro-batches, received {type(batches).__name__}")  # fmt: skip
+            raise Unsupported("micro_batches: expected an espalier.Step on a mesh with the dimension cp, whose ranks have parts "
+                              f"of its micro-batches, received {type(batches).__name__}")  # fmt: skip
         if self._is_gathered:
             return
         if batches is None:

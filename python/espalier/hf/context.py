@@ -102,8 +102,6 @@ class ContextRun(TreeRun):
         """Lets the frames go, whoever still holds the run."""
         self._frames, self._parent = (), None
 
-    turn: Tensor | None = None  # of a part of a micro-batch (part_run.py)
-
     def attention_context(self, _key: Tensor, _value: Tensor, _window: int, _chunk: int) -> dict[str, Any]:
         if not self._frames:
             return {}

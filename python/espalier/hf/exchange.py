@@ -64,7 +64,8 @@ class Exchange(torch.autograd.Function):
     def forward(ctx: Any, turn: Tensor, route: Route, *tensors: Tensor) -> tuple[Tensor, Tensor]:
         ctx.route = route
         ctx.like = [(tensor.shape, tensor.dtype) for tensor in tensors]
-        picked = [torch.cat([tensor.flatten(1).index_select(0, pick) for tensor in of], 1) for pick, of in _sources(route, tensors)]
+        picked = [torch.cat([tensor.flatten(1).index_select(0, pick) for tensor in of], 1)
+                  for pick, of in _sources(route, tensors)]  # fmt: skip
         rows = torch.cat(picked) if len(picked) > 1 else picked[0]
         return turn.clone(), route.forwards(rows if route.order is None else rows.index_select(0, route.order))
 

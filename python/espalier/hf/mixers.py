@@ -58,7 +58,8 @@ def _gated_delta_rule(run: "TreeRun", query: Tensor, key: Tensor, value: Tensor,
     given = [query.squeeze(0), key.squeeze(0), value.squeeze(0), g.squeeze(0).to(dtype), beta.squeeze(0).to(dtype)]
 
     def recurred(tokens: Tensor | None, prev: Tensor, states: Tensor | None, ends: Tensor | None) -> tuple[Tensor, Tensor]:
-        return ops.gated_delta_rule(*_at(tokens, *given), prev, states=states, ends=ends)
+        q, k, v, decay, strength = _at(tokens, *given)
+        return ops.gated_delta_rule(q, k, v, decay, strength, prev, states=states, ends=ends)
 
     like = query.new_empty(0, value.shape[2], key.shape[3], value.shape[3], dtype=dtype)
     return run.along_paths("states", recurred, like).unsqueeze(0), None

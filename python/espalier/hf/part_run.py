@@ -71,10 +71,7 @@ class PartPlan:
 
 
 class PartRun(ContextRun):
-    """A ContextRun of one part. `frames` and `parent` are those of this rank, whose rows other ranks read as well.
-
-    turn  what to run backward with a gradient of zero, so that all ranks run all exchanges
-    """
+    """A ContextRun of one part. `frames` and `parent` are those of this rank, whose rows other ranks read as well."""
 
     def __init__(self, plan: PartPlan, device: torch.device, backend: str, *, frames: Sequence[Frame], parent: Frame | None,
                  is_read: bool) -> None:  # fmt: skip
@@ -115,6 +112,7 @@ class PartRun(ContextRun):
             if len(stage.tokens):
                 out, held = call(stage.tokens, stage.prev, states, stage.ends)
                 outputs.append(out)
+                assert held is not None  # for the ends that it was given
             left.append(held.index_select(0, stage.left))
         self.leave(**{name: torch.cat(left)})
         return outputs[0] if len(outputs) == 1 else torch.cat(outputs).index_select(0, self._schedules[0].places)
@@ -130,6 +128,8 @@ class PartRun(ContextRun):
         return states if len(states) else None
 
     def _exchange(self, route: Route, *tensors: Tensor) -> Tensor:
+        turn: Tensor
+        rows: Tensor
         turn, rows = Exchange.apply(self.turn, route, *tensors)  # type: ignore[no-untyped-call]
         if torch._C._current_graph_task_id() == -1:  # what backward computes again is no part of the graph
             self._turns[:] = [turn]

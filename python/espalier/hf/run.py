@@ -47,6 +47,11 @@ class TreeRun:
     # A whole forest has no context; context.py has runs that do.
     ends: Tensor | None = None  # tokens after which others continue
 
+    @property
+    def turn(self) -> Tensor | None:
+        """What to run backward with a gradient of zero, so that all ranks run the exchanges of a part (part_run.py)."""
+        return None
+
     def in_chunks(self, size: int) -> Chunks:
         """The tokens in the order of chunks of so many positions."""
         if size not in self._chunks:

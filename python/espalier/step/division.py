@@ -4,6 +4,7 @@
 All of it follows from the plan, so that every rank knows what the others will send and want."""
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
@@ -120,7 +121,7 @@ class Division:
         own = table.num_sources - 1
         picks: list[list[Integers]] = [[NOTHING] for _ in range(own + 1)]
         receivers: list[list[Integers]] = [[NOTHING] for _ in range(own + 1)]
-        for rank in np.flatnonzero(counts[:, self.rank]):
+        for rank in np.flatnonzero(counts[:, self.rank]).tolist():
             blocks = wanted[rank]
             for number in np.flatnonzero(blocks.owner == self.rank):
                 keys, source = np.arange(blocks.key_begin[number], blocks.key_end[number]), blocks.source[number]
@@ -155,7 +156,8 @@ class Division:
             layout = self.layout(batch)
             begins = layout.run_begin[:-1].astype(np.int64)
             branches = begins[layout.prev[begins] != begins - 1]
-            self._cuttings[batch] = cut(layout.position_ids.astype(np.int64), branches, self.ranks, self._parts_of_rank, self._pair)
+            positions = layout.position_ids.astype(np.int64)
+            self._cuttings[batch] = cut(positions, branches, self.ranks, self._parts_of_rank, self._pair)
         return self._cuttings[batch]
 
     def _cut_runs(self, batch: int) -> Pieces:
@@ -232,11 +234,17 @@ class _Blocks:
         return [self.source, self.key_begin, self.key_end, self.query_begin, self.query_end, self.position, self.owner]
 
     def at(self, which: Integers) -> "_Blocks":
-        return _Blocks(*(array[which] for array in self.arrays()), self.num_sources)
+        return _Blocks.of([array[which] for array in self.arrays()], self.num_sources)
 
     @staticmethod
     def together(tables: "list[_Blocks]") -> "_Blocks":
-        return _Blocks(*map(np.concatenate, zip(*(table.arrays() for table in tables))), tables[-1].num_sources)
+        columns = zip(*(table.arrays() for table in tables))
+        return _Blocks.of([np.concatenate(of) for of in columns], tables[-1].num_sources)
+
+    @staticmethod
+    def of(arrays: Sequence[Integers], num_sources: int) -> "_Blocks":
+        source, key_begin, key_end, query_begin, query_end, position, owner = arrays
+        return _Blocks(source, key_begin, key_end, query_begin, query_end, position, owner, num_sources)
 
     def within(self, positions: Integers, window: int, chunk: int) -> "_Blocks":
         """Without the keys that no query sees. positions: of the queries' tokens."""

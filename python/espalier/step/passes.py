@@ -246,10 +246,11 @@ class Pass:
         """The same for this rank's part of it."""
         division, plan = divided.division, self._plan
         part = division.part(index)
+        planned = PartPlan(part, functools.partial(division.keys, index), functools.partial(division.stages, index),
+                           divided.group)  # fmt: skip
         run = PartRun(
-            PartPlan(part, functools.partial(division.keys, index), functools.partial(division.stages, index), divided.group), self._model.device,
-            self._model.backend, frames=[self.frames[ancestor] for ancestor in plan.context(index).ancestors],
-            parent=self.frames.get(plan.parent[index]), is_read=has_readers)  # fmt: skip
+            planned, self._model.device, self._model.backend, parent=self.frames.get(plan.parent[index]), is_read=has_readers,
+            frames=[self.frames[ancestor] for ancestor in plan.context(index).ancestors])  # fmt: skip
         if self._routes is not None:
             of_all = self._routes.of(plan.layout(index))
             run.routes = of_all[:, torch.from_numpy(part.tokens)].to(self._model.device)

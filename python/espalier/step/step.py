@@ -21,7 +21,7 @@ from .plan import StepPlan
 from .routes import StepRoutes
 
 
-PARTS_OF_ATTENTION = 2  # of a micro-batch for each rank: a part that costs much for its tokens, and one that costs little
+PARTS_OF_ATTENTION = 4  # of a micro-batch for each rank: parts that cost much for their tokens, and such that cost little
 
 
 class Step:
