@@ -1,0 +1,162 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""One micro-batch on two and four processes that have parts of it, against one process, each with one thread.
+
+Small random models of Transformers and one tree for each step: a long conversation, or a prompt with many answers. Sides run in
+turns, round by round, each in new processes, on the same two cores, which four processes share: more than 2 is not possible.
+Seconds are of the second step of a process, by the slowest; figures are medians of the rounds, and the speed is the median of each
+round's ratio. Sums of losses must agree, or the command fails. Bytes of keys, values, states and their gradients go over Gloo.
+
+    python bench/context_parallel.py -o table.md
+
+`least` is what ranks have to send at least: keys and values of each token once to every other rank that sees it, and their
+gradients; `all to all` is that of every token to every rank.
+"""
+
+import argparse
+import json
+import os
+import random
+import statistics
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from compare_transformers import Failure, publish
+from torch.nn.parallel import DistributedDataParallel
+from transformers import AutoConfig, AutoModelForCausalLM
+
+import espalier
+from espalier.distributed import Ranks
+
+TOLERANCE = 1e-4  # of losses in float32, relative
+SIDES = (1, 2, 4)  # processes
+COMMON = dict(hidden_size=256, intermediate_size=768, num_hidden_layers=4, num_attention_heads=8, num_key_value_heads=4, head_dim=32,
+              vocab_size=1024)  # fmt: skip
+MODELS = {
+    "qwen3": COMMON,
+    "qwen3_5_text": COMMON | dict(linear_num_key_heads=4, linear_num_value_heads=4, linear_key_head_dim=32, linear_value_head_dim=32,
+                                  layer_types=["linear_attention", "full_attention"] * 2),
+}  # fmt: skip
+HEADER = ["model", "tree", "tokens", "processes", "seconds", "speed", "low .. high", "imbalance", "sent, MB", "over the least",
+          "of all to all"]  # fmt: skip
+
+
+def trees(scale):
+    """Rows by name."""
+    rng = random.Random(1)
+    tokens = lambda count: [rng.randrange(COMMON["vocab_size"]) for _ in range(count)]
+    prompt = tokens(scale // 4)
+    return {"a conversation": [tokens(scale)], "a prompt, 12 answers": [prompt + tokens(scale // 16) for _ in range(12)]}
+
+
+def run_rank(rank, size, folder, kind, rows):
+    """Writes what one process has found."""
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=size)
+    torch.manual_seed(1)
+    model = espalier.hf.patch(AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **MODELS[kind])).train())
+    ranks = Ranks(DistributedDataParallel(model), dist.init_device_mesh("cpu", (1, size), mesh_dim_names=("dp", "cp")))
+    share = ranks.share(rows)
+    run = espalier.Step(model, espalier.plan(share.forest, token_budget=10**6, strategy="tree-packing"))
+    for _ in range(2):
+        model.zero_grad()
+        dist.barrier()
+        began = time.perf_counter()
+        with ranks.step(share, run) as step:
+            for batch in step:
+                loss = -run.logprobs(batch).sum() / run.num_terms
+                run.backward(loss)
+        seconds = time.perf_counter() - began
+    found = {"seconds": seconds, "loss": ranks.sum(loss.item()), "imbalance": step.report.parts_imbalance or 0.0,
+             "sent": sum(step.report.sent_bytes or [0]), "rows": rows_of(run, ranks)}  # fmt: skip
+    (folder / f"{rank}.json").write_text(json.dumps(found))
+    dist.destroy_process_group()
+
+
+def rows_of(run, ranks):
+    """How many keys a layer has to send in all."""
+    if ranks.dimensions.context is None:
+        return 0
+    division = run._divided_over(ranks.dimensions.context).division
+    layout, count = division.plan.layout(0), 0
+    for rank in range(ranks.size):
+        own = division.tokens(0, rank)
+        is_seen = np.zeros(layout.num_tokens, bool)
+        for token in own:
+            while token >= 0 and not is_seen[token]:
+                is_seen[token] = True
+                token = layout.prev[token]
+        count += int(is_seen.sum()) - len(own)
+    return count
+
+
+def run_side(size, kind, rows):
+    """What its processes have found; the slowest counts."""
+    with tempfile.TemporaryDirectory(prefix="espalier-context-parallel-") as folder:
+        children = []
+        for rank in range(size):
+            child = os.fork()
+            if child == 0:
+                run_rank(rank, size, Path(folder), kind, rows)
+                os._exit(0)
+            children.append(child)
+        if any([os.waitpid(child, 0)[1] for child in children]):
+            raise Failure(f"one of {size} processes has failed")
+        found = [json.loads((Path(folder) / f"{rank}.json").read_text()) for rank in range(size)]
+    return found[0] | {"seconds": max(each["seconds"] for each in found)}
+
+
+def measure(kind, name, rows, rounds):
+    """Lines of the table."""
+    found = []
+    for number in range(rounds):
+        found.append({size: run_side(size, kind, rows) for size in (SIDES if number % 2 == 0 else reversed(SIDES))})
+        losses = [side["loss"] for side in found[-1].values()]
+        if max(losses) - min(losses) > TOLERANCE * max(losses):
+            raise Failure(f"losses {losses}: they differ by more than {TOLERANCE}")
+        print(f"context_parallel: {kind}, {name}: {[round(found[-1][size]['seconds'], 2) for size in SIDES]} s", file=sys.stderr)
+    tokens = espalier.build(rows).tree_tokens
+    return [line(kind, name, tokens, size, found) for size in SIDES]
+
+
+def line(kind, name, tokens, size, found):
+    sides = [each[size] for each in found]
+    ratios = [each[1]["seconds"] / each[size]["seconds"] for each in found]
+    layers = MODELS[kind].get("layer_types", ["full_attention"] * COMMON["num_hidden_layers"]).count("full_attention")
+    row = 2 * 2 * 4 * layers * COMMON["num_key_value_heads"] * COMMON["head_dim"]  # keys, values; forwards, backwards; float32
+    least, sent = row * sides[0]["rows"], sides[0]["sent"]
+    return [kind, name, f"{tokens:,}", str(size), f"{statistics.median(side['seconds'] for side in sides):.2f}",
+            f"{statistics.median(ratios):.2f}", f"{min(ratios):.2f} .. {max(ratios):.2f}", f"{sides[0]['imbalance']:.1%}",
+            f"{sent / 1e6:.1f}", f"{sent / least - 1:.1%}" if least else "",
+            f"{sent / (row * tokens * (size - 1)):.0%}" if size > 1 else ""]  # fmt: skip
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--tokens", type=int, default=2048, help="of the conversation (default: %(default)s)")
+    parser.add_argument("--rounds", type=int, default=3, help="(default: %(default)s)")
+    parser.add_argument("-o", "--out", type=Path, metavar="FILE", help="write the table (Markdown) to this file too")
+    args = parser.parse_args()
+    cores = sorted(os.sched_getaffinity(0))[:2]
+    try:
+        if len(cores) < 2:
+            raise Failure("expected two cores, received one")
+        os.sched_setaffinity(0, cores)
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+        lines = [line for kind in MODELS for name, rows in trees(args.tokens).items()
+                 for line in measure(kind, name, rows, args.rounds)]  # fmt: skip
+    except Failure as failure:
+        print(f"context_parallel: {failure}", file=sys.stderr)
+        return 1
+    columns = {name: lambda row, place=place: row[place] for place, name in enumerate(HEADER)}
+    publish(f"One run, {args.rounds} rounds", columns, lines, args.out)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
