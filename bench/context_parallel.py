@@ -4,8 +4,8 @@
 
 Small random models of Transformers and one tree for each step: a long conversation, or a prompt with many answers. Sides run in
 turns, round by round, each in new processes, on the same two cores, which four processes share: more than 2 is not possible.
-Seconds are of the second step of a process, by the slowest; figures are medians of the rounds, and the speed is the median of each
-round's ratio. Sums of losses must agree, or the command fails. Bytes of keys, values, states and their gradients go over Gloo.
+Seconds are of the second step of a process, by the slowest: elapsed, and of the CPU, which do not count waiting for other ranks.
+Figures are medians of the rounds, speeds medians of each round's ratio. Sums of losses must agree, or the command fails. Bytes of keys, values, states and their gradients go over Gloo.
 
     python bench/context_parallel.py -o table.md
 
@@ -42,8 +42,8 @@ MODELS = {
     "qwen3_5_text": COMMON | dict(linear_num_key_heads=4, linear_num_value_heads=4, linear_key_head_dim=32, linear_value_head_dim=32,
                                   layer_types=["linear_attention", "full_attention"] * 2),
 }  # fmt: skip
-HEADER = ["model", "tree", "tokens", "processes", "seconds", "speed", "low .. high", "imbalance", "sent, MB", "over the least",
-          "of all to all"]  # fmt: skip
+HEADER = ["model", "tree", "tokens", "processes", "elapsed, s", "speed", "of the CPU, s", "speed by it", "low .. high", "imbalance",
+          "sent, MB", "over the least", "of all to all"]  # fmt: skip
 
 
 def trees(scale):
@@ -66,13 +66,13 @@ def run_rank(rank, size, folder, kind, rows):
     for _ in range(2):
         model.zero_grad()
         dist.barrier()
-        began = time.perf_counter()
+        began, cpu_began = time.perf_counter(), time.process_time()
         with ranks.step(share, run) as step:
             for batch in step:
                 loss = -run.logprobs(batch).sum() / run.num_terms
                 run.backward(loss)
-        seconds = time.perf_counter() - began
-    found = {"seconds": seconds, "loss": ranks.sum(loss.item()), "imbalance": step.report.parts_imbalance or 0.0,
+        seconds, cpu_seconds = time.perf_counter() - began, time.process_time() - cpu_began
+    found = {"seconds": seconds, "cpu": cpu_seconds, "loss": ranks.sum(loss.item()), "imbalance": step.report.parts_imbalance or 0.0,
              "sent": sum(step.report.sent_bytes or [0]), "rows": rows_of(run, ranks)}  # fmt: skip
     (folder / f"{rank}.json").write_text(json.dumps(found))
     dist.destroy_process_group()
@@ -105,10 +105,11 @@ def run_side(size, kind, rows):
                 run_rank(rank, size, Path(folder), kind, rows)
                 os._exit(0)
             children.append(child)
-        if any([os.waitpid(child, 0)[1] for child in children]):
+        statuses = [os.waitpid(child, 0)[1] for child in children]
+        if any(statuses):
             raise Failure(f"one of {size} processes has failed")
         found = [json.loads((Path(folder) / f"{rank}.json").read_text()) for rank in range(size)]
-    return found[0] | {"seconds": max(each["seconds"] for each in found)}
+    return found[0] | {name: max(each[name] for each in found) for name in ("seconds", "cpu")}
 
 
 def measure(kind, name, rows, rounds):
@@ -119,18 +120,19 @@ def measure(kind, name, rows, rounds):
         losses = [side["loss"] for side in found[-1].values()]
         if max(losses) - min(losses) > TOLERANCE * max(losses):
             raise Failure(f"losses {losses}: they differ by more than {TOLERANCE}")
-        print(f"context_parallel: {kind}, {name}: {[round(found[-1][size]['seconds'], 2) for size in SIDES]} s", file=sys.stderr)
+        print(f"context_parallel: {kind}, {name}: {[round(found[-1][size]['cpu'], 2) for size in SIDES]} s", file=sys.stderr)
     tokens = espalier.build(rows).tree_tokens
     return [line(kind, name, tokens, size, found) for size in SIDES]
 
 
 def line(kind, name, tokens, size, found):
     sides = [each[size] for each in found]
-    ratios = [each[1]["seconds"] / each[size]["seconds"] for each in found]
+    elapsed, ratios = ([each[1][name] / each[size][name] for each in found] for name in ("seconds", "cpu"))
     layers = MODELS[kind].get("layer_types", ["full_attention"] * COMMON["num_hidden_layers"]).count("full_attention")
     row = 2 * 2 * 4 * layers * COMMON["num_key_value_heads"] * COMMON["head_dim"]  # keys, values; forwards, backwards; float32
     least, sent = row * sides[0]["rows"], sides[0]["sent"]
     return [kind, name, f"{tokens:,}", str(size), f"{statistics.median(side['seconds'] for side in sides):.2f}",
+            f"{statistics.median(elapsed):.2f}", f"{statistics.median(side['cpu'] for side in sides):.2f}",
             f"{statistics.median(ratios):.2f}", f"{min(ratios):.2f} .. {max(ratios):.2f}", f"{sides[0]['imbalance']:.1%}",
             f"{sent / 1e6:.1f}", f"{sent / least - 1:.1%}" if least else "",
             f"{sent / (row * tokens * (size - 1)):.0%}" if size > 1 else ""]  # fmt: skip

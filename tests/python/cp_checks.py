@@ -4,6 +4,7 @@ process, each row alone, and that what is broken on purpose is not exact."""
 
 import functools
 import os
+import time
 from unittest import mock
 
 import torch
@@ -21,7 +22,7 @@ from espalier.hf.float64 import InFloat64
 from espalier.step import division, schedule
 from hf_forced_routes import forced_alone, recorded_routes
 from hf_models import alone, make_model, worst_error
-from rank_checks import clear, gradients_of, refused
+from rank_checks import clear, fails_on_rank_1, gradients_of, refused
 
 EXACT = 1e-12
 WHOLE = 10**6  # a token budget that cuts nothing
@@ -200,7 +201,7 @@ def what_is_broken(rank):
 
     def error():
         clear(model)
-        return worst_error(by_step(ranks, model, SHAPES["star"]())[:2], expected("qwen3_5", "star"))
+        return worst_error(by_step(ranks, model, SHAPES["deep"]())[:2], expected("qwen3_5", "deep"))
 
     assert error() <= EXACT
     with_states, blocks, backwards = schedule._with_states, division.Division._blocks, exchange.Route.backwards
@@ -243,6 +244,8 @@ def what_is_refused(rank):
     plan = espalier.plan(share.forest, token_budget=WHOLE)
     for given in None, plan:
         refused(ranks.step(share, given).__enter__, "expected an espalier.Step", f"received {type(given).__name__}")
+    other = espalier.Step(model, plan, recompute=rank.rank == 1)
+    refused(ranks.step(share, other).__enter__, "division: expected the same", "recompute=True on rank 1")
     mask = [[1] * (len(row) - (rank.rank > 0)) + [0] * (rank.rank > 0) for row in rows]
     other = espalier.Step(model, plan, loss_mask=mask)
     assert isinstance(refused(ranks.step(share, other).__enter__, "division: expected the same", "cp group"), RankError)
@@ -251,5 +254,27 @@ def what_is_refused(rank):
     assert worst_error(by_step(ranks, model, rows)[:2], expected("qwen3", "star")) <= EXACT
 
 
-CHECKS = {2: [parts_of_two, checkpoints, lora, replicas, what_is_broken, what_is_refused],
+def one_fails(rank):
+    """A rank that is not in an exchange hears of it before the next one."""
+    from espalier.distributed import alarm
+
+    mesh, model, rows = mesh_of(rank, rank.size), patch(make_model("qwen3")), SHAPES["star"]()
+    ranks = Ranks(DistributedDataParallel(model), mesh)
+    run = espalier.Step(model, espalier.plan(ranks.share(rows).forest, token_budget=9, strategy="partition"))
+
+    def failing():
+        with ranks.step(None, run) as step:
+            for batch in step:
+                if rank.rank == 1:
+                    raise KeyError("not there")
+                while step._alarm.failure is None:
+                    time.sleep(0.01)
+                run.logprobs(batch)
+
+    with mock.patch.object(alarm, "SECONDS_TO_LEAVE", 600):
+        fails_on_rank_1(rank, failing)
+    assert worst_error(by_step(ranks, model, rows)[:2], expected("qwen3", "star")) <= EXACT
+
+
+CHECKS = {2: [parts_of_two, checkpoints, lora, replicas, what_is_broken, what_is_refused, one_fails],
           4: [parts_of_four, parts_of_two, weights_and_routes, shards_with_replicas]}  # fmt: skip

@@ -102,12 +102,12 @@ _ADVICE = {
 }
 
 
-def check_equal(name: str, values: Sequence[object]) -> None:
-    """Raises RankError, naming who has what, unless `values`, one of each rank, are equal."""
+def check_equal(name: str, values: Sequence[object], ranks: Sequence[int] | None = None) -> None:
+    """Raises RankError, naming who has what, unless `values` are equal: one of each of `ranks`, by default of all."""
     if all(value == values[0] for value in values):
         return
     ranks_by_value: dict[str, list[int]] = {}
-    for rank, value in enumerate(values):
+    for rank, value in zip(range(len(values)) if ranks is None else ranks, values):
         ranks_by_value.setdefault(str(value), []).append(rank)
     found = "; ".join(f"{value} on {_named(ranks)}" for value, ranks in ranks_by_value.items())
     advice = _ADVICE.get(name, "every rank has to be given the same")

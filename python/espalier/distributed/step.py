@@ -52,17 +52,16 @@ class RankStep:
             "the beginning of a step", step=ranks._steps, rows=self._share and self._share.digest(),
             token_budget=None if plan is None else plan.token_budget,
             micro_batches=None if batches is None else len(batches),
-            division=None if self._divided is None else self._divided.division.digest())  # fmt: skip
+            division=None if self._divided is None else self._divided.digest(), peers=ranks.dimensions.peers)  # fmt: skip
         for name in ("step", "rows", "token_budget"):
             check_equal(name, [said[name] for said in messages])
-        check_equal("division", [messages[peer]["division"] for peer in ranks.dimensions.peers])
+        for peers in {tuple(said["peers"]) for said in messages}:
+            check_equal("division", [messages[peer]["division"] for peer in peers], peers)
         self._counts = [said["micro_batches"] for said in messages]
         if batches is not None:
             self._left = len(batches) if self._is_gathered else max(count or 0 for count in self._counts)
         if self._divided is not None:
-            self._divided.group.sent_bytes = 0
-            self._micro_batches._divided = self._divided
-            self._alarm = self._meeting.alarm(ranks._steps)
+            self._begin_parts()
         if not self._is_gathered:
             is_watched = ranks.watch == "always" or ranks._steps == 0
             self._alarm = None if is_watched else self._meeting.alarm(ranks._steps)
@@ -93,6 +92,17 @@ class RankStep:
             raise Unsupported('strategy: expected tree-packing or sequence-packing in mode "zero3", received '
                               "partition, whose order of forwards and backwards differs from rank to rank; take "
                               'mode="gathered"')  # fmt: skip
+
+    def _begin_parts(self) -> None:
+        """From here on the loop runs this rank's parts of micro-batches."""
+        self._alarm = alarm = self._meeting.alarm(self._ranks._steps)
+
+        def check() -> None:
+            if alarm.failure is not None:
+                raise RankError(alarm.failure)
+
+        self._divided.group.sent_bytes, self._divided.group.check = 0, check
+        self._micro_batches._divided = self._divided
 
     def _plan(self) -> Plan | None:
         plan = getattr(self._micro_batches, "plan", self._micro_batches)  # of an espalier.Step

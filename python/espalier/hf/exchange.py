@@ -48,6 +48,7 @@ class Route:
         return self._exchanged(rows, self.receive, self.send)
 
     def _exchanged(self, rows: Tensor, send: list[int], receive: list[int]) -> Tensor:
+        self.group.check()
         found = rows.new_empty(sum(receive), rows.shape[1])
         dist.all_to_all_single(found, rows.contiguous(), receive, send, group=self.group.group)
         self.group.sent_bytes += rows.numel() * rows.element_size()

@@ -43,6 +43,11 @@ class Divided:
 
     division: Division
     group: RankGroup
+    recompute: bool
+
+    def digest(self) -> str:
+        """What has to be the same on these ranks, as text."""
+        return f"{self.division.digest()}, recompute={self.recompute}"
 
 
 Compute = Callable[[Tensor, StepTerms], tuple[Tensor, ...]]

@@ -124,7 +124,7 @@ class Step:
         self._model.check_dividing()
         parts_of_rank = 1 if self._model.is_recurrent else PARTS_OF_ATTENTION
         division = Division(self._plan, group.rank, group.size, parts_of_rank, cost_of_pair(self._model.inner.config))
-        return Divided(division, group)
+        return Divided(division, group, self._recompute)
 
     def _end(self, current: Pass) -> None:
         if not current.close():
