@@ -344,8 +344,8 @@ def test_keys_of_other_tokens(monkeypatch):
     """Context in another order than its values."""
     stock = context.ContextRun.attention_context
 
-    def turned(run):
-        arguments = stock(run)
+    def turned(run, *given):
+        arguments = stock(run, *given)
         return arguments and arguments | {"context_k": [key.flip(0) for key in arguments["context_k"]]}
 
     monkeypatch.setattr(context.ContextRun, "attention_context", turned)
