@@ -21,13 +21,14 @@ from espalier.hf.families import backbone_of
 from espalier.hf.float64 import InFloat64
 from espalier.step import division, schedule
 from hf_forced_routes import forced_alone, recorded_routes
-from hf_models import alone, make_model, worst_error
+from hf_models import SINCE, VERSION, alone, make_model, worst_error
 from rank_checks import clear, fails_on_rank_1, gradients_of, refused
 
 EXACT = 1e-12
 WHOLE = 10**6  # a token budget that cuts nothing
 IS_LONG = os.environ.get("ESPALIER_LONG_TESTS", "0") != "0"
-FAMILIES = ["qwen3", "gpt_oss", "qwen3_moe", "qwen3_5", "mamba2", "granitemoehybrid"]
+FAMILIES = [kind for kind in ("qwen3", "gpt_oss", "qwen3_moe", "qwen3_5", "mamba2", "granitemoehybrid")
+            if VERSION >= SINCE.get(kind, (0, 0))]  # fmt: skip
 
 
 @functools.cache
@@ -76,7 +77,7 @@ def check_matrix(rank, context):
     for kind in FAMILIES:
         model = sharded(make_model(kind), mesh)
         ranks = Ranks(model, mesh)
-        for shape in (shape for of, shape in cases(rank.size + 1) if of == kind):
+        for shape in (shape for of, shape in cases(min(rank.size + context + 1, len(SHAPES))) if of == kind):
             for budget, recompute in (WHOLE, False), (7, len(shape) % 2 == 0):
                 clear(model)
                 loss, gradients, report = by_step(ranks, model, SHAPES[shape](), budget, recompute=recompute)
@@ -209,6 +210,25 @@ def shards_with_replicas(rank):
         assert worst_error((loss, {name: of / 2 for name, of in gradients.items()}), theirs) <= EXACT
 
 
+def zero3(rank):
+    """Layers gather parameters for themselves; of four ranks two have no row of the chain, and run dummies."""
+    mesh = mesh_of(rank, 2)
+    for kind, shape in ("gpt_oss", "deep"), ("qwen3_5", "chain"):
+        model = sharded(make_model(kind), mesh)
+        ranks = Ranks(model, mesh, mode="zero3")
+        for _ in range(2):  # watched, and not
+            clear(model)
+            share, total = ranks.share(SHAPES[shape]()), 0.0
+            run = espalier.Step(model, espalier.plan(share.forest, token_budget=45, strategy="tree-packing"))
+            with InFloat64(), ranks.step(share, run) as step:
+                for batch in step:
+                    loss = -run.logprobs(batch).sum()
+                    run.backward(loss)
+                    total += loss.item()
+            assert worst_error((ranks.sum(total), gradients_of(model)), expected(kind, shape)) <= EXACT
+    assert sum(step.report.dummies) == (2 if rank.size == 4 else 0)
+
+
 def what_is_broken(rank):
     """Negative controls: each gives other losses or gradients."""
     mesh = mesh_of(rank, rank.size)
@@ -253,7 +273,6 @@ def what_is_refused(rank):
     refused(lambda: Ranks(wrapped, names("dp", "tp")), "received tp", "not served")
     refused(lambda: Ranks(wrapped, names("dp", "cp")["dp"]), f"one of all {rank.size} ranks, received 1")
     mesh = names("dp", "cp")
-    refused(lambda: Ranks(sharded(make_model("qwen3"), mesh), mesh, mode="zero3"), "without the dimension cp")
     ranks = Ranks(wrapped, mesh)
     rows = SHAPES["star"]()
     share = ranks.share(rows)
@@ -292,5 +311,5 @@ def one_fails(rank):
     assert worst_error(by_step(ranks, model, rows)[:2], expected("qwen3", "star")) <= EXACT
 
 
-CHECKS = {2: [parts_of_two, checkpoints, lora, replicas, low_precision, what_is_broken, what_is_refused, one_fails],
-          4: [parts_of_four, parts_of_two, weights_and_routes, shards_with_replicas]}  # fmt: skip
+CHECKS = {2: [parts_of_two, checkpoints, lora, replicas, low_precision, zero3, what_is_broken, what_is_refused, one_fails],
+          4: [parts_of_four, parts_of_two, zero3, weights_and_routes, shards_with_replicas]}  # fmt: skip

@@ -19,7 +19,7 @@ from espalier.step.cutting import OF_A_DECODER, cost_of_pair, cut  # noqa: E402
 from espalier.step.division import Division  # noqa: E402
 from espalier.step.plan import StepPlan  # noqa: E402
 
-RANKS = [2, 3, 8, 64]
+RANKS = [3, 8, 64]
 
 
 @pytest.fixture(scope="module")

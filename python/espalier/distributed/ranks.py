@@ -34,7 +34,7 @@ class Ranks:
         model: A model of fully_shard (FSDP2), its layers first and then itself, over all ranks; or, in mode "gathered", of
             DistributedDataParallel. `espalier.hf.patch` may come before or after.
         mesh: A DeviceMesh of all ranks whose dimensions have names, where not every rank has rows of its own. Ranks along
-            "cp" have the same rows, and each computes a part of every micro-batch of an `espalier.Step`; in mode "gathered".
+            "cp" have the same rows, and each computes a part of every micro-batch of an `espalier.Step`.
             Ranks along "dp", and names that begin with "dp_", have different rows.
         mode: "gathered": the parameters are whole on every rank from the beginning of a step to its end, where gradients are
             reduced once. In between no rank talks to another, so each may run as many micro-batches as it has, in any order,
@@ -89,9 +89,6 @@ class Ranks:
             raise InputError(f"mode: expected {' or '.join(MODES)}, received {self.mode!r}")
         if self.watch not in ("first", "always"):
             raise InputError(f"watch: expected first or always, received {self.watch!r}")
-        if self.mode == "zero3" and self.dimensions.context is not None:
-            raise Unsupported('mode="zero3": expected a mesh without the dimension cp, received one with it; take '
-                              'mode="gathered"')  # fmt: skip
         if self.mode == "zero3" and isinstance(model, torch.nn.parallel.DistributedDataParallel):
             raise Unsupported('mode="zero3": expected a model of fully_shard, received DistributedDataParallel')
         for module in model.modules():

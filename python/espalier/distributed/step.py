@@ -60,12 +60,13 @@ class RankStep:
         self._counts = [said["micro_batches"] for said in messages]
         if batches is not None:
             self._left = len(batches) if self._is_gathered else max(count or 0 for count in self._counts)
+        is_watched = not self._is_gathered and (ranks.watch == "always" or ranks._steps == 0)
+        if self._divided is not None or not (self._is_gathered or is_watched):
+            self._alarm = self._meeting.alarm(ranks._steps)
+        if not self._is_gathered:
+            self._trace = Trace(self._meeting if is_watched else None, self._alarm)
         if self._divided is not None:
             self._begin_parts()
-        if not self._is_gathered:
-            is_watched = ranks.watch == "always" or ranks._steps == 0
-            self._alarm = None if is_watched else self._meeting.alarm(ranks._steps)
-            self._trace = Trace(self._meeting if is_watched else None, self._alarm)
         ranks._is_open = True
         ranks.held.begin(self._is_gathered, self._trace)
         if self._alarm is not None:
@@ -95,11 +96,10 @@ class RankStep:
 
     def _begin_parts(self) -> None:
         """From here on the loop runs this rank's parts of micro-batches."""
-        self._alarm = alarm = self._meeting.alarm(self._ranks._steps)
 
         def check() -> None:
-            if alarm.failure is not None:
-                raise RankError(alarm.failure)
+            if self._alarm is not None and self._alarm.failure is not None:
+                raise RankError(self._alarm.failure)
 
         self._divided.group.sent_bytes, self._divided.group.check = 0, check
         self._micro_batches._divided = self._divided
