@@ -77,8 +77,9 @@ class Division:
     def digest(self) -> str:
         """What has to be the same on all ranks of the group, as text."""
         digest = hashlib.blake2b(f"{self._parts_of_rank} {self._pair.hex()} {self.plan.parent}".encode(), digest_size=8)
+        digest.update(self.plan.weights.tobytes())
         for batch in self.plan.running:
-            digest.update(f"{batch} {self.plan.num_terms[batch]} {self.layout(batch).input_ids.tobytes().hex()}".encode())
+            digest.update(f"{batch} {self.plan.num_terms[batch]}".encode() + self.layout(batch).input_ids.tobytes())
         return digest.hexdigest()
 
     def imbalance(self) -> float:

@@ -52,6 +52,7 @@ class StepPlan:
     total_weight  of all terms
     is_weighted   whether weights other than 0 and 1 are among them
     offsets       [R + 1] int64 of the rows
+    weights       [N] float64 of all tokens of the rows, 0 for no term
 
     Raises InputError for masks that do not fit."""
 
@@ -60,10 +61,10 @@ class StepPlan:
         self.parent = [batch.parent for batch in self._batches]
         parts = [_Parts(batch.layout()) for batch in self._batches]
         self.offsets = _row_offsets(parts)
-        self._weights = _weights(loss_mask, self.offsets)
-        self._is_term = self._weights != 0
-        self.total_weight = float(self._weights.sum())
-        self.is_weighted = bool((self._weights[self._is_term] != 1).any())
+        self.weights = _weights(loss_mask, self.offsets)
+        self._is_term = self.weights != 0
+        self.total_weight = float(self.weights.sum())
+        self.is_weighted = bool((self.weights[self._is_term] != 1).any())
         self._set_beginnings(parts)
         self.num_terms = self._counted(parts)
         self._set_running()
@@ -118,7 +119,7 @@ class StepPlan:
         edges = tokens[chosen] << 32 | targets[chosen]
         different, which = np.unique(edges, return_inverse=True)
         sources, edge_row = np.unique(different >> 32, return_inverse=True)
-        return Terms(rows[chosen], positions[chosen], self._weights[places[chosen]], which.reshape(-1), sources,
+        return Terms(rows[chosen], positions[chosen], self.weights[places[chosen]], which.reshape(-1), sources,
                      edge_row.reshape(-1), different & 0xFFFFFFFF)  # fmt: skip
 
     def _set_beginnings(self, parts: "Sequence[_Parts]") -> None:
