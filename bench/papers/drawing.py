@@ -1,0 +1,116 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Line charts as plain SVG, for light and dark pages."""
+
+import math
+from dataclasses import dataclass, field
+from html import escape
+
+WIDTH, HEIGHT, LEFT, TOP, BOTTOM, LEGEND = 560, 300, 56, 46, 62, 22
+STYLE = """
+text { font: 12px sans-serif; fill: #1f2328 } .small { font-size: 11px; fill: #59636e } .axis { stroke: #8c959f; fill: none }
+.grid { stroke: #d1d9e0; fill: none } polyline, .bar { fill: none; stroke-width: 2 } .dashed { stroke-dasharray: 5 4 } circle { stroke: none }
+.c0 { stroke: #1a7f37; fill: #1a7f37 } .c1 { stroke: #0969da; fill: #0969da } .c2 { stroke: #bc4c00; fill: #bc4c00 }
+.c3 { stroke: #8250df; fill: #8250df } .c4 { stroke: #59636e; fill: #59636e } polyline.c0, polyline.c1, polyline.c2, polyline.c3, polyline.c4 { fill: none }
+@media (prefers-color-scheme: dark) { text { fill: #e6edf3 } .small { fill: #9198a1 } .grid { stroke: #3d444d }
+  .c0 { stroke: #3fb950; fill: #3fb950 } .c1 { stroke: #4493f8; fill: #4493f8 } .c2 { stroke: #f0883e; fill: #f0883e }
+  .c3 { stroke: #ab7df8; fill: #ab7df8 } .c4 { stroke: #9198a1; fill: #9198a1 } }
+"""
+
+
+@dataclass
+class Series:
+    name: str
+    points: list  # (x, y) or (x, y, low, high)
+    dashed: bool = False  # what is computed or was published, not measured here
+    joined: bool = True
+
+
+@dataclass
+class Chart:
+    title: str
+    x: str
+    y: str
+    series: list
+    note: str  # machine and commit
+    log: bool = False  # both axes
+    ticks: list = field(default_factory=list)  # (x, label); empty: by the values
+
+
+def ticks_of(low, high, log):
+    if log:
+        return [2.0**power for power in range(math.floor(math.log2(low)), math.ceil(math.log2(high)) + 1)]
+    step = 10 ** math.floor(math.log10((high - low) or 1))
+    step = next(step * part for part in (0.1, 0.2, 0.5, 1, 2) if (high - low) / (step * part) <= 8)
+    return [step * number for number in range(math.floor(low / step), math.ceil(high / step) + 1)]
+
+
+class Frame:
+    """Where values stand in the picture."""
+
+    def __init__(self, chart):
+        points = [point for series in chart.series for point in series.points]
+        if not points:
+            raise ValueError(f"{chart.title}: expected points, received none")
+        xs, ys = [point[0] for point in points], [value for point in points for value in point[1:]]
+        self.log = chart.log
+        self.x_ticks = chart.ticks or [(value, f"{value:g}") for value in ticks_of(min(xs), max(xs), chart.log)]
+        self.y_ticks = ticks_of(min(ys) if chart.log else 0, max(ys), chart.log)
+        places = [tick[0] for tick in self.x_ticks]
+        self.x_range, self.y_range = (min(places + xs), max(places + xs)), (self.y_ticks[0], self.y_ticks[-1])
+
+    def _part(self, value, limits):
+        low, high = limits
+        if self.log:
+            value, low, high = math.log(value), math.log(low), math.log(high)
+        return (value - low) / ((high - low) or 1)
+
+    def across(self, value):
+        return LEFT + WIDTH * self._part(value, self.x_range)
+
+    def up(self, value):
+        return TOP + HEIGHT * (1 - self._part(value, self.y_range))
+
+
+def axes(chart, frame):
+    parts = []
+    for value in frame.y_ticks:
+        parts += [f'<path class="grid" d="M{LEFT},{frame.up(value):.1f} H{LEFT + WIDTH}"/>',
+                  f'<text class="small" text-anchor="end" x="{LEFT - 6}" y="{frame.up(value) + 4:.1f}">{value:g}</text>']  # fmt: skip
+    for value, label in frame.x_ticks:
+        parts.append(f'<text class="small" text-anchor="middle" x="{frame.across(value):.1f}" y="{TOP + HEIGHT + 16}">{escape(label)}</text>')
+    parts += [f'<path class="axis" d="M{LEFT},{TOP} V{TOP + HEIGHT} H{LEFT + WIDTH}"/>',
+              f'<text class="small" text-anchor="middle" x="{LEFT + WIDTH / 2:.0f}" y="{TOP + HEIGHT + 34}">{escape(chart.x)}</text>',
+              f'<text x="{LEFT}" y="18">{escape(chart.title)}</text>',
+              f'<text class="small" x="{LEFT}" y="36">{escape(chart.y)}</text>']  # fmt: skip
+    return parts
+
+
+def curve(series, number, frame):
+    colour = f"c{number % 5}"
+    dashed = " dashed" if series.dashed else ""
+    parts = [f'<path class="bar {colour}" d="M{frame.across(x):.1f},{frame.up(more[0]):.1f} V{frame.up(more[1]):.1f}"/>'
+             for x, _, *more in series.points if more]  # fmt: skip
+    if series.joined:
+        line = " ".join(f"{frame.across(x):.1f},{frame.up(y):.1f}" for x, y, *_ in series.points)
+        parts.append(f'<polyline class="{colour}{dashed}" points="{line}"/>')
+    return parts + [f'<circle class="{colour}" cx="{frame.across(x):.1f}" cy="{frame.up(y):.1f}" r="3"/>' for x, y, *_ in series.points]
+
+
+def legend(chart):
+    parts = []
+    for number, series in enumerate(chart.series):
+        y = TOP + HEIGHT + BOTTOM - 8 + LEGEND * number
+        parts += [f'<path class="bar c{number % 5}{" dashed" if series.dashed else ""}" d="M{LEFT},{y - 4} h24"/>',
+                  f'<text x="{LEFT + 32}" y="{y}">{escape(series.name)}</text>']  # fmt: skip
+    return parts
+
+
+def svg(chart):
+    frame = Frame(chart)
+    width, height = LEFT + WIDTH + 24, TOP + HEIGHT + BOTTOM + LEGEND * len(chart.series) + 14
+    parts = [f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}">',
+             f"<style>{STYLE}</style>", *axes(chart, frame)]  # fmt: skip
+    for number, series in enumerate(chart.series):
+        parts += curve(series, number, frame)
+    note = f'<text class="small" x="{LEFT}" y="{height - 8}">{escape(chart.note)}</text>'
+    return "\n".join([*parts, *legend(chart), note, "</svg>", ""])
