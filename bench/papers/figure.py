@@ -39,6 +39,7 @@ def flags(script, doc):
 
 def full_size_flags(parser):
     add = parser.add_argument
+    add("--divisor", type=int, help="lengths are the published ones over this (default: 16, with --quick 64)")
     add("--full", action="store_true", help="the published lengths, and models four times as wide: for a GPU")
     add("--device", default="cpu", help="cpu, cuda or cuda:N (default: %(default)s)")
     add("--dtype", default="float32", choices=("float32", "bfloat16"), help="(default: %(default)s)")

@@ -7,14 +7,14 @@ import statistics
 from . import figure, measure, workloads
 from .drawing import Chart, Series
 
-ANSWERS, DIVISOR = 9, 16
+ANSWERS, DIVISOR, QUICK_DIVISOR = 9, 16, 64
 # prompt, answer -> how many times as fast theirs is: steps of Qwen3.5-4B on four A100, end to end
 PUBLISHED = {(16384, 64): 7.5, (16384, 128): 7.3, (16384, 1024): 5.4, (8192, 4096): 1.7}
 
 
 def lengths_of(args):
     """Published lengths -> those of this run."""
-    divisor = 1 if args.full else 64 if args.quick else DIVISOR
+    divisor = 1 if args.full else args.divisor or (QUICK_DIVISOR if args.quick else DIVISOR)
     grid = list(PUBLISHED)[:2] if args.quick else PUBLISHED
     return {(prompt, answer): (prompt // divisor, max(1, answer // divisor)) for prompt, answer in grid}
 
