@@ -21,7 +21,7 @@ from papers import figure, workloads
 from papers.drawing import Chart, Series
 
 SCRIPT = "prompt_trees.py"
-RATIOS, QUICK_RATIOS = (1, 2, 4, 8, 16, 32, 64, 128), (1, 8)
+RATIOS, QUICK_RATIOS = (1, 2, 4, 8, 16, 32, 64, 100, 128), (1, 8)
 PUBLISHED = [(1, 0.97), (100, 70)]
 
 
