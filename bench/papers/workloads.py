@@ -56,6 +56,18 @@ def group(prompt, answer, answers, vocab_size, seed=0):
     return rows
 
 
+def tree_of_ratio(ratio, tree_tokens, vocab_size, path, seed=0):
+    """One prompt with 2 * ratio answers, so long that flat / tree tokens are `ratio`: with answers of L tokens, the prompt has
+    2 L (ratio - 1). At a large ratio answers of one token are the smallest tree that there is. Loss on the answers."""
+    rng = random.Random(seed)
+    answer = max(1, round(tree_tokens / (4 * ratio - 2)))
+    prompt = [rng.randrange(vocab_size) for _ in range(2 * answer * (ratio - 1))]
+    with open(path, "w") as file:
+        for first in rng.sample(range(vocab_size), 2 * ratio):  # answers differ from their first token on
+            ids = [*prompt, first, *(rng.randrange(vocab_size) for _ in range(answer - 1))]
+            file.write(json.dumps({"input_ids": ids, "loss_mask": [0] * len(prompt) + [1] * answer}) + "\n")
+
+
 def tree_of_overlap(overlap, flat_tokens, vocab_size, path, seed=0):
     """64 trajectories of a tree of four levels, whose tokens are the part 1 - overlap of so many flat ones: the same number of
     leaves and of flat tokens at every overlap, as in Tree Training, section 3.1. Loss on the last quarter of the tokens."""
