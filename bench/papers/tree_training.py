@@ -8,7 +8,8 @@ The overlap ratio is 1 - tree / flat tokens. Leaves and flat tokens stay the sam
 `espalier bench --strategies`: the whole tree in one micro-batch, and with micro-batches of a quarter of it partition, which repeats
 nothing, tree packing, which repeats cut prefixes as theirs does, and sequence packing, the base. No trajectory of these trees extends
 another, so append-only merging is sequence packing there; on the turns of real conversations it is measured beside them. Memory is
-tensor memory beyond weights and gradients, over that of the longest trajectory by itself.
+tensor memory beyond weights and gradients, over that of the longest trajectory by itself; partition is also run in pieces of as many
+tokens as that has.
 
 How near tree packing is to the exact optimum: bench/plan_quality.cpp, bench/results/tree_packing_quality_2026-11-21.md.
 """
@@ -38,11 +39,13 @@ def bench(args, model, data, *more):
     return json.loads(out)["rows"]
 
 
-def path_memory(args, model, rows, scratch):
-    """Bytes of the longest trajectory by itself."""
+def path_memory(args, model, rows, data, scratch):
+    """Bytes of the longest trajectory by itself, and of the tree in pieces of as many tokens."""
+    longest = max(rows, key=lambda row: len(row["input_ids"]))
     path = scratch / "longest.jsonl"
-    path.write_text(json.dumps(max(rows, key=lambda row: len(row["input_ids"]))) + "\n")
-    return bench(args, model, path, "--tree-only")[0]["working_bytes"]
+    path.write_text(json.dumps(longest) + "\n")
+    pieces = ["--strategy", "partition", "--token-budget", len(longest["input_ids"])]
+    return [bench(args, model, each, "--tree-only", *more)[0]["working_bytes"] for each, more in ((path, []), (data, pieces))]
 
 
 def sweep(args, model, overlap, scratch):
@@ -50,13 +53,14 @@ def sweep(args, model, overlap, scratch):
     path = scratch / f"overlap_{overlap}.jsonl"
     rows = workloads.tree_of_overlap(overlap, args.flat_tokens, workloads.SMALL["qwen3"]["vocab_size"], path)
     merged = append_only.merge(rows, linear=True).rows
-    one_path = path_memory(args, model, rows, scratch)
+    one_path, pieces = path_memory(args, model, rows, path, scratch)
     for side in bench(args, model, path, "--strategies"):
         yield {"data": "random tree", "overlap": side["por"], "side": side["side"], "token_budget": side["token_budget"],
                "flat_tokens": side["flat_tokens"], "append_only_tokens": sum(len(row["input_ids"]) for row in merged),
                "tree_tokens": side["tree_tokens"], "encoded_tokens": side["encoded_tokens"], "seconds": side["seconds"],
                "speed_up": side["speedup"], "low": side["speedup_low"], "high": side["speedup_high"], "bound": side["bound"],
-               "memory_mib": side["working_bytes"] / MIB, "memory_over_one_path": side["working_bytes"] / max(1, one_path)}  # fmt: skip
+               "memory_mib": side["working_bytes"] / MIB, "memory_over_one_path": side["working_bytes"] / max(1, one_path),
+               "pieces_over_one_path": pieces / max(1, one_path)}  # fmt: skip
 
 
 def conversations(args, model):
@@ -71,7 +75,7 @@ def conversations(args, model):
         yield {"data": "turns of airline conversations", "overlap": 1 - tree / flat, "side": side.name, "token_budget": side.token_budget,
                "flat_tokens": flat, "append_only_tokens": sum(len(row["input_ids"]) for row in merged.rows), "tree_tokens": tree,
                "encoded_tokens": side.metrics["encoded_tokens"], "seconds": statistics.median(side.seconds),
-               **measure.compared(side, sides[-1]), "memory_mib": "", "memory_over_one_path": ""}  # fmt: skip
+               **measure.compared(side, sides[-1]), "memory_mib": "", "memory_over_one_path": "", "pieces_over_one_path": ""}  # fmt: skip
 
 
 def draw(args, scratch):
@@ -88,6 +92,7 @@ def draw(args, scratch):
     speed += [Series(f"airline conversations: {row['side']}", bars([row]), joined=False) for row in turns[:-1]]
     speed += [Series(name, points, joined=False) for name, points in PUBLISHED.items()]
     memory = [Series(side, [(row["overlap"], row["memory_over_one_path"]) for row in of(side)]) for side in (*SIDES, "sequence packing")]
+    memory.append(Series("partition, pieces as long as the longest trajectory", [(row["overlap"], row["pieces_over_one_path"]) for row in of("partition")]))
     x, note = "overlap: 1 - tree tokens / flat tokens", figure.note(args)
     return figure.Figure("tree_training", [*random, *turns], {
         "": Chart("Tree Training: speed-up of a step over sequence packing", x, "times as fast", speed, note),
