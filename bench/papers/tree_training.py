@@ -8,8 +8,8 @@ The overlap ratio is 1 - tree / flat tokens. Leaves and flat tokens stay the sam
 `espalier bench --strategies`: the whole tree in one micro-batch, and with micro-batches of a quarter of it partition, which repeats
 nothing, tree packing, which repeats cut prefixes as theirs does, and sequence packing, the base. No trajectory of these trees extends
 another, so append-only merging is sequence packing there; on the turns of real conversations it is measured beside them. Memory is
-tensor memory beyond weights and gradients, over that of the longest trajectory by itself; partition is also run in pieces of as many
-tokens as that has.
+tensor memory at the peak beyond weights and gradients: a small step stays below what its gradients take later. Beside it stand the longest
+trajectory by itself, and partition in pieces of as many tokens as that has.
 
 How near tree packing is to the exact optimum: bench/plan_quality.cpp, bench/results/tree_packing_quality_2026-11-21.md.
 """
@@ -59,8 +59,7 @@ def sweep(args, model, overlap, scratch):
                "flat_tokens": side["flat_tokens"], "append_only_tokens": sum(len(row["input_ids"]) for row in merged),
                "tree_tokens": side["tree_tokens"], "encoded_tokens": side["encoded_tokens"], "seconds": side["seconds"],
                "speed_up": side["speedup"], "low": side["speedup_low"], "high": side["speedup_high"], "bound": side["bound"],
-               "memory_mib": side["working_bytes"] / MIB, "memory_over_one_path": side["working_bytes"] / max(1, one_path),
-               "pieces_over_one_path": pieces / max(1, one_path)}  # fmt: skip
+               "memory_mib": side["working_bytes"] / MIB, "one_path_mib": one_path / MIB, "pieces_mib": pieces / MIB}  # fmt: skip
 
 
 def conversations(args, model):
@@ -75,7 +74,7 @@ def conversations(args, model):
         yield {"data": "turns of airline conversations", "overlap": 1 - tree / flat, "side": side.name, "token_budget": side.token_budget,
                "flat_tokens": flat, "append_only_tokens": sum(len(row["input_ids"]) for row in merged.rows), "tree_tokens": tree,
                "encoded_tokens": side.metrics["encoded_tokens"], "seconds": statistics.median(side.seconds),
-               **measure.compared(side, sides[-1]), "memory_mib": "", "memory_over_one_path": "", "pieces_over_one_path": ""}  # fmt: skip
+               **measure.compared(side, sides[-1]), "memory_mib": "", "one_path_mib": "", "pieces_mib": ""}  # fmt: skip
 
 
 def draw(args, scratch):
@@ -91,12 +90,13 @@ def draw(args, scratch):
     speed.append(Series("bound by FLOPs of the whole tree", [(row["overlap"], row["bound"]) for row in of("whole tree")], dashed=True))
     speed += [Series(f"airline conversations: {row['side']}", bars([row]), joined=False) for row in turns[:-1]]
     speed += [Series(name, points, joined=False) for name, points in PUBLISHED.items()]
-    memory = [Series(side, [(row["overlap"], row["memory_over_one_path"]) for row in of(side)]) for side in (*SIDES, "sequence packing")]
-    memory.append(Series("partition, pieces as long as the longest trajectory", [(row["overlap"], row["pieces_over_one_path"]) for row in of("partition")]))
+    memory = [Series(side, [(row["overlap"], row["memory_mib"]) for row in of(side)]) for side in SIDES]
+    memory += [Series(name, [(row["overlap"], row[column]) for row in of("partition")])
+               for name, column in (("partition in pieces as long as the longest trajectory", "pieces_mib"), ("the longest trajectory by itself", "one_path_mib"))]  # fmt: skip
     x, note = "overlap: 1 - tree tokens / flat tokens", figure.note(args)
     return figure.Figure("tree_training", [*random, *turns], {
         "": Chart("Tree Training: speed-up of a step over sequence packing", x, "times as fast", speed, note),
-        "_memory": Chart("Tree Training: memory of activations and context", x, "times that of the longest trajectory by itself", memory, note)})  # fmt: skip
+        "_memory": Chart("Tree Training: memory of activations and context", x, "MiB beyond weights and gradients", memory, note)})  # fmt: skip
 
 
 def main(argv=None):
