@@ -76,9 +76,10 @@ def counts(name, rows, art):
 def main(argv=None):
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--art", type=Path, metavar="FILE", help="prefix_tree_packing.py of OpenPipe ART (default: leave it out)")
+    parser.add_argument("--conversations", type=int, default=8, help="(default: %(default)s)")
     args = parser.parse_args(argv)
     with tempfile.TemporaryDirectory(prefix="espalier-papers-") as scratch:
-        sets = {"turns of eight conversations": workloads.conversation_turns(8, 4096, 2600), "nine answers to a prompt": workloads.group(1024, 64, 9, 4096),
+        sets = {f"turns of {args.conversations} conversations": workloads.conversation_turns(args.conversations, 4096, 2600), "nine answers to a prompt": workloads.group(1024, 64, 9, 4096),
                 "rollouts": rollouts(Path(scratch))}  # fmt: skip
     rows = [counts(name, each, args.art) for name, each in sets.items()]
     print(f"commit {commit()}\n")

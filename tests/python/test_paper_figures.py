@@ -18,12 +18,25 @@ SVG = "{http://www.w3.org/2000/svg}"
 SMALL = ["--quick", "--threads", "1"]
 SCRIPTS = {
     "prompt_trees": (prompt_trees, ["--tree-tokens", "64"], 2, [""]),
-    "tree_training": (tree_training, ["--conversations", "1", "--most-tokens", "1500"], 10, ["", "_memory"]),
+    "tree_training": (tree_training, ["--conversations", "1", "--most-tokens", "1450"], 10, ["", "_memory"]),
     "long_prompts": (long_prompts, ["--divisor", "256"], 2, [""]),
     "experts_and_mamba": (experts_and_mamba, ["--divisor", "256"], 4, [""]),
 }
 
 
+@pytest.fixture
+def thin(monkeypatch):
+    """Models of two layers, of each kind that they have."""
+    for name, shape in workloads.SMALL.items():
+        fewer = {"num_hidden_layers": 2}
+        if "full_attention_interval" in shape:
+            fewer["full_attention_interval"] = 2
+        if "layer_types" in shape:
+            fewer["layer_types"] = ["mamba", "attention"]
+        monkeypatch.setitem(workloads.SMALL, name, shape | fewer)
+
+
+@pytest.mark.usefixtures("thin")
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_a_script_writes_its_files(name, tmp_path, capsys):
     script, more, least, endings = SCRIPTS[name]
@@ -47,7 +60,7 @@ def test_packed_tokens(tmp_path, capsys):
     art = tmp_path / "prefix_tree_packing.py"
     art.write_text("import types\n\ndef prefix_tree_pack(rows, *, max_depth):\n"
                    "    return types.SimpleNamespace(tokens=rows[0].new_zeros(len(rows) + max_depth))\n")  # fmt: skip
-    assert packed_tokens.main(["--art", str(art)]) == 0
+    assert packed_tokens.main(["--art", str(art), "--conversations", "1"]) == 0
     header, _rule, *lines = [line.strip("| ").split(" | ") for line in capsys.readouterr().out.splitlines() if line.startswith("|")]
     assert len(lines) == 3 and header[:3] == ["rows", "sequence packing", "append-only merging"] and header[-1] == "Espalier"
     for line in lines:
@@ -98,6 +111,8 @@ def test_turns_of_a_conversation_extend_one_another():
     rows = workloads.conversation_turns(1, 4096, 2600)
     assert len(rows) > 3
     assert all(longer["input_ids"][:len(row["input_ids"])] == row["input_ids"] for row, longer in itertools.pairwise(rows))
+    sides, merged = measure.sides_of(rows, 4096, "sft")
+    assert [side.name for side in sides] == ["tree", "append-only merging", "sequence packing"] and merged.dropped == len(rows) - 1
     assert max(max(row["input_ids"]) for row in rows) < 4096 and all(0 < sum(row["loss_mask"]) < 400 for row in rows)
 
 
