@@ -8,9 +8,11 @@ from html import escape
 WIDTH, HEIGHT, LEFT, TOP, BOTTOM, LEGEND = 560, 300, 56, 46, 62, 22
 STYLE = """
 text { font: 12px sans-serif; fill: #1f2328 } .small { font-size: 11px; fill: #59636e } .axis { stroke: #8c959f; fill: none }
-.grid { stroke: #d1d9e0; fill: none } polyline, .bar { fill: none; stroke-width: 2 } .dashed { stroke-dasharray: 5 4 } circle { stroke: none }
+.grid { stroke: #d1d9e0; fill: none } polyline, .bar { fill: none; stroke-width: 2 }
+.dashed { stroke-dasharray: 5 4 } circle { stroke: none }
 .c0 { stroke: #1a7f37; fill: #1a7f37 } .c1 { stroke: #0969da; fill: #0969da } .c2 { stroke: #bc4c00; fill: #bc4c00 }
-.c3 { stroke: #8250df; fill: #8250df } .c4 { stroke: #59636e; fill: #59636e } polyline.c0, polyline.c1, polyline.c2, polyline.c3, polyline.c4 { fill: none }
+.c3 { stroke: #8250df; fill: #8250df } .c4 { stroke: #59636e; fill: #59636e }
+polyline.c0, polyline.c1, polyline.c2, polyline.c3, polyline.c4 { fill: none }
 @media (prefers-color-scheme: dark) { text { fill: #e6edf3 } .small { fill: #9198a1 } .grid { stroke: #3d444d }
   .c0 { stroke: #3fb950; fill: #3fb950 } .c1 { stroke: #4493f8; fill: #4493f8 } .c2 { stroke: #f0883e; fill: #f0883e }
   .c3 { stroke: #ab7df8; fill: #ab7df8 } .c4 { stroke: #9198a1; fill: #9198a1 } }
@@ -75,11 +77,15 @@ def axes(chart, frame):
     parts = []
     for value in frame.y_ticks:
         parts += [f'<path class="grid" d="M{LEFT},{frame.up(value):.1f} H{LEFT + WIDTH}"/>',
-                  f'<text class="small" text-anchor="end" x="{LEFT - 6}" y="{frame.up(value) + 4:.1f}">{value:g}</text>']  # fmt: skip
+                  f'<text class="small" text-anchor="end" x="{LEFT - 6}" y="{frame.up(value) + 4:.1f}">'
+                  f"{value:g}</text>"]  # fmt: skip
     for value, label in frame.x_ticks:
-        parts.append(f'<text class="small" text-anchor="middle" x="{frame.across(value):.1f}" y="{TOP + HEIGHT + 16}">{escape(label)}</text>')
+        parts.append(
+            f'<text class="small" text-anchor="middle" x="{frame.across(value):.1f}" y="{TOP + HEIGHT + 16}">{escape(label)}</text>'
+        )
     parts += [f'<path class="axis" d="M{LEFT},{TOP} V{TOP + HEIGHT} H{LEFT + WIDTH}"/>',
-              f'<text class="small" text-anchor="middle" x="{LEFT + WIDTH / 2:.0f}" y="{TOP + HEIGHT + 34}">{escape(chart.x)}</text>',
+              f'<text class="small" text-anchor="middle" x="{LEFT + WIDTH / 2:.0f}" y="{TOP + HEIGHT + 34}">'
+              f"{escape(chart.x)}</text>",
               f'<text x="{LEFT}" y="18">{escape(chart.title)}</text>',
               f'<text class="small" x="{LEFT}" y="36">{escape(chart.y)}</text>']  # fmt: skip
     return parts
@@ -93,7 +99,9 @@ def curve(series, number, frame):
     if series.joined:
         line = " ".join(f"{frame.across(x):.1f},{frame.up(y):.1f}" for x, y, *_ in series.points)
         parts.append(f'<polyline class="{colour}{dashed}" points="{line}"/>')
-    return parts + [f'<circle class="{colour}" cx="{frame.across(x):.1f}" cy="{frame.up(y):.1f}" r="3"/>' for x, y, *_ in series.points]
+    return parts + [
+        f'<circle class="{colour}" cx="{frame.across(x):.1f}" cy="{frame.up(y):.1f}" r="3"/>' for x, y, *_ in series.points
+    ]
 
 
 def legend(chart):

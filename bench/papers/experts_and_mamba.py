@@ -20,7 +20,9 @@ MODELS = ["qwen3_moe", "granite_hybrid"]
 
 
 def draw(args, scratch):
-    return groups.draw(args, scratch, MODELS, "Long prompts, mixture of experts and Mamba-2 hybrid: speed-up of a step", "experts_and_mamba")
+    return groups.draw(
+        args, scratch, MODELS, "Long prompts, mixture of experts and Mamba-2 hybrid: speed-up of a step", "experts_and_mamba"
+    )
 
 
 def main(argv=None):

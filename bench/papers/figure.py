@@ -33,7 +33,14 @@ def flags(script, doc):
     add("--rounds", type=int, default=None, help="measured rounds (default: 3, with --quick 1)")
     add("--threads", type=int, default=0, help="CPU threads (0: all cores)")
     add("--cpu-seconds", action="store_true", help="CPU seconds instead of wall seconds: for a busy machine, with --threads 1")
-    add("-o", "--out", type=Path, default=REPOSITORY / "build/papers", metavar="DIR", help="folder for the files (default: build/papers)")
+    add(
+        "-o",
+        "--out",
+        type=Path,
+        default=REPOSITORY / "build/papers",
+        metavar="DIR",
+        help="folder for the files (default: build/papers)",
+    )
     return parser
 
 
@@ -95,5 +102,6 @@ def main(script, parser, draw, argv):
     except Failure as failure:
         say(str(failure))
         return 1
-    say(f"wrote {args.out} ({shlex.join(['python', f'bench/papers/{script}', *(sys.argv[1:] if argv is None else map(str, argv))])})")
+    command = ["python", f"bench/papers/{script}", *(sys.argv[1:] if argv is None else map(str, argv))]
+    say(f"wrote {args.out} ({shlex.join(command)})")
     return 0

@@ -22,15 +22,17 @@ def lengths_of(args):
 def measured(args, name, scratch):
     """A row for each pair of lengths."""
     shape = (workloads.FULL if args.full else workloads.SMALL)[name]
-    setting = measure.Setting(workloads.model_folder(shape, name, scratch), "grpo", args.rounds, args.threads, args.device, args.dtype,
-                              args.cpu_seconds)
+    setting = measure.Setting(
+        workloads.model_folder(shape, name, scratch), "grpo", args.rounds, args.threads, args.device, args.dtype, args.cpu_seconds
+    )
     for published, (prompt, answer) in lengths_of(args).items():
         rows = workloads.group(prompt, answer, ANSWERS, shape["vocab_size"])
         sides, merged = measure.sides_of(rows, prompt + ANSWERS * answer, "grpo")
         measure.run(sides, setting)
         tree, packing = sides[0], sides[-1]
         flat = sum(len(row["input_ids"]) for row in rows)
-        yield {"model": name, "published_prompt": published[0], "published_answer": published[1], "prompt": prompt, "answer": answer,
+        yield {"model": name, "published_prompt": published[0], "published_answer": published[1], "prompt": prompt,
+               "answer": answer,
                "answers": ANSWERS, "flat_tokens": flat, "append_only_tokens": sum(len(row["input_ids"]) for row in merged.rows),
                "tree_tokens": tree.metrics["tree_tokens"], "ratio": flat / tree.metrics["tree_tokens"],
                "tree_seconds": statistics.median(tree.seconds),

@@ -22,7 +22,9 @@ SCRIPT = "long_prompts.py"
 
 
 def draw(args, scratch):
-    return groups.draw(args, scratch, ["qwen3_5"], "Long prompts, hybrid of Gated DeltaNet and attention: speed-up of a step", "long_prompts")
+    return groups.draw(
+        args, scratch, ["qwen3_5"], "Long prompts, hybrid of Gated DeltaNet and attention: speed-up of a step", "long_prompts"
+    )
 
 
 def main(argv=None):

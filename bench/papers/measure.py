@@ -63,8 +63,9 @@ def run(sides, setting):
     engines, data = {}, {}
     clock = time.process_time if setting.cpu_seconds else time.perf_counter
     for side in sides:
-        engines[side.name] = espalier.Engine(setting.model, strategy=side.strategy, token_budget=side.token_budget, dtype=setting.dtype,
-                                             device=setting.device, threads=setting.threads, checkpoint_activations="none")  # fmt: skip
+        plan = {"strategy": side.strategy, "token_budget": side.token_budget, "checkpoint_activations": "none"}
+        machine = {"dtype": setting.dtype, "device": setting.device, "threads": setting.threads}
+        engines[side.name] = espalier.Engine(setting.model, **plan, **machine)
         data[side.name] = espalier.trajectories(side.rows)
         side.flops = flops_of(side, setting.model)
         # The first step of a process waits for memory that later ones have: the tree, the smallest side, takes it beforehand.

@@ -79,11 +79,16 @@ def main(argv=None):
     parser.add_argument("--conversations", type=int, default=8, help="(default: %(default)s)")
     args = parser.parse_args(argv)
     with tempfile.TemporaryDirectory(prefix="espalier-papers-") as scratch:
-        sets = {f"turns of {args.conversations} conversations": workloads.conversation_turns(args.conversations, 4096, 2600), "nine answers to a prompt": workloads.group(1024, 64, 9, 4096),
-                "rollouts": rollouts(Path(scratch))}  # fmt: skip
+        turns = workloads.conversation_turns(args.conversations, 4096, 2600)
+        sets = {f"turns of {args.conversations} conversations": turns,
+                "nine answers to a prompt": workloads.group(1024, 64, 9, 4096), "rollouts": rollouts(Path(scratch))}  # fmt: skip
     rows = [counts(name, each, args.art) for name, each in sets.items()]
     print(f"commit {commit()}\n")
-    print(markdown({name: lambda row, name=name: row[name] if isinstance(row[name], str) else f"{row[name]:,}" for name in rows[0]}, rows))
+    print(
+        markdown(
+            {name: lambda row, name=name: row[name] if isinstance(row[name], str) else f"{row[name]:,}" for name in rows[0]}, rows
+        )
+    )
     return 0
 
 

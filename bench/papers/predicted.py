@@ -27,16 +27,19 @@ def predicted(name, lengths, published, scratch):
     costs, (prompt, answer) = espalier.costs(config, device="cuda"), lengths
     rows = workloads.group(prompt, answer, groups.ANSWERS, workloads.FULL[name]["vocab_size"])
     forest, masks = espalier.build(rows), [row["loss_mask"] for row in rows]
-    tree, packing = (espalier.plan(forest, token_budget=prompt + groups.ANSWERS * answer, strategy=strategy, model=costs, loss_mask=masks)
+    budget = prompt + groups.ANSWERS * answer
+    tree, packing = (espalier.plan(forest, token_budget=budget, strategy=strategy, model=costs, loss_mask=masks)
                      for strategy in ("tree-packing", "sequence-packing"))  # fmt: skip
     return {"model": name, "prompt": prompt, "answer": answer, "answers": groups.ANSWERS, "flat_tokens": forest.flat_tokens,
             "tree_tokens": forest.tree_tokens, "ratio": forest.flat_tokens / forest.tree_tokens,
-            "predicted_speed_up": packing.seconds / tree.seconds, "bound": packing.flops / tree.flops, "published": published}  # fmt: skip
+            "predicted_speed_up": packing.seconds / tree.seconds, "bound": packing.flops / tree.flops,
+            "published": published}  # fmt: skip
 
 
 def draw(args, scratch):
     divisor = args.divisor or (64 if args.quick else 1)
-    rows = [predicted(name, (prompt // divisor, answer // divisor), published, scratch) for name in ("qwen3_5", "qwen3_moe", "granite_hybrid")
+    rows = [predicted(name, (prompt // divisor, answer // divisor), published, scratch)
+            for name in ("qwen3_5", "qwen3_moe", "granite_hybrid")
             for (prompt, answer), published in groups.PUBLISHED.items()]  # fmt: skip
     return figure.Figure("predicted", rows, {})
 

@@ -5,9 +5,9 @@
     python bench/papers/prompt_trees.py
 
 The horizontal axis is flat / tree tokens: tokens of all trajectories over tokens that differ. The published curve is from H200 GPUs
-and another model: 0.97 at a ratio of 1 and about 70 at 100. Here prompts with many answers and a small model run through `espalier bench`,
-trees and sequence packing in turns; the bound is FLOPs without trees over FLOPs with them. No trajectory extends another, so append-only
-merging would be the same as packing.
+and another model: 0.97 at a ratio of 1 and about 70 at 100. Here prompts with many answers and a small model run through
+`espalier bench`, trees and sequence packing in turns; the bound is FLOPs without trees over FLOPs with them. No trajectory extends
+another, so append-only merging would be the same as packing.
 """
 
 import json
@@ -43,10 +43,13 @@ def draw(args, scratch):
     ratios = QUICK_RATIOS if args.quick else RATIOS
     tokens = args.tree_tokens or (192 if args.quick else 512)
     rows = [measured(args, model, ratio, tokens, scratch) for ratio in ratios]
-    series = [Series("measured here: trees over sequence packing", [(row["ratio"], row["speed_up"], row["low"], row["high"]) for row in rows]),
+    points = [(row["ratio"], row["speed_up"], row["low"], row["high"]) for row in rows]
+    series = [Series("measured here: trees over sequence packing", points),
               Series("bound by FLOPs", [(row["ratio"], row["bound"]) for row in rows], dashed=True),
               Series("published, on H200 (0.97 at 1, about 70 at 100)", PUBLISHED, joined=False)]  # fmt: skip
-    chart = Chart("Prompt Trees: speed-up of a step", "flat tokens / tree tokens", "times as fast", series, figure.note(args), log=True)
+    chart = Chart(
+        "Prompt Trees: speed-up of a step", "flat tokens / tree tokens", "times as fast", series, figure.note(args), log=True
+    )
     return figure.Figure("prompt_trees", rows, {"": chart})
 
 

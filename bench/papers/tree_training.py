@@ -6,10 +6,10 @@
 
 The overlap ratio is 1 - tree / flat tokens. Leaves and flat tokens stay the same over the sweep. Four sides run in turns through
 `espalier bench --strategies`: the whole tree in one micro-batch, and with micro-batches of a quarter of it partition, which repeats
-nothing, tree packing, which repeats cut prefixes as theirs does, and sequence packing, the base. No trajectory of these trees extends
-another, so append-only merging is sequence packing there; on the turns of real conversations it is measured beside them. Memory is
-tensor memory at the peak beyond weights and gradients: a small step stays below what its gradients take later. Beside it stand the longest
-trajectory by itself, and partition in pieces of as many tokens as that has.
+nothing, tree packing, which repeats cut prefixes as theirs does, and sequence packing, the base. No trajectory of these trees
+extends another, so append-only merging is sequence packing there; on the turns of real conversations it is measured beside them.
+Memory is tensor memory at the peak beyond weights and gradients: a small step stays below what its gradients take later. Beside it
+stand the longest trajectory by itself, and partition in pieces of as many tokens as that has.
 
 How near tree packing is to the exact optimum: bench/plan_quality.cpp, bench/results/tree_packing_quality_2026-11-21.md.
 """
@@ -27,7 +27,11 @@ from papers.drawing import Chart, Series
 
 SCRIPT = "tree_training.py"
 OVERLAPS, QUICK_OVERLAPS = (0.2, 0.35, 0.5, 0.65, 0.8, 0.88), (0.5, 0.8)
-SIDES = {"whole tree": "whole tree, ideal", "partition": "partition, a quarter of the tree at a time", "tree packing": "tree packing, the same budget"}
+SIDES = {
+    "whole tree": "whole tree, ideal",
+    "partition": "partition, a quarter of the tree at a time",
+    "tree packing": "tree packing, the same budget",
+}
 # Qwen3-8B and 32B; the text gives the largest speed-ups, and an overlap of 0.92 as the largest.
 PUBLISHED = {"published, whole tree (at most 5.7)": [(0.92, 5.7)], "published, tree packing (4.5 to 5.3)": [(0.92, 4.9, 4.5, 5.3)]}
 MIB = 1 << 20
@@ -71,8 +75,9 @@ def conversations(args, model):
     measure.run(sides, measure.Setting(model, "sft", args.rounds, args.threads, cpu_seconds=args.cpu_seconds))
     tree = sides[0].metrics["tree_tokens"]
     for side in sides:
-        yield {"data": "turns of airline conversations", "overlap": 1 - tree / flat, "side": side.name, "token_budget": side.token_budget,
-               "flat_tokens": flat, "append_only_tokens": sum(len(row["input_ids"]) for row in merged.rows), "tree_tokens": tree,
+        yield {"data": "turns of airline conversations", "overlap": 1 - tree / flat, "side": side.name,
+               "token_budget": side.token_budget, "flat_tokens": flat,
+               "append_only_tokens": sum(len(row["input_ids"]) for row in merged.rows), "tree_tokens": tree,
                "encoded_tokens": side.metrics["encoded_tokens"], "seconds": statistics.median(side.seconds),
                **measure.compared(side, sides[-1]), "memory_mib": "", "one_path_mib": "", "pieces_mib": ""}  # fmt: skip
 
@@ -87,23 +92,32 @@ def draw(args, scratch):
     of = lambda side: [row for row in random if row["side"] == side]
     bars = lambda rows: [(row["overlap"], row["speed_up"], row["low"], row["high"]) for row in rows]
     speed = [Series(name, bars(of(side))) for side, name in SIDES.items()]
-    speed.append(Series("bound by FLOPs of the whole tree", [(row["overlap"], row["bound"]) for row in of("whole tree")], dashed=True))
+    speed.append(
+        Series("bound by FLOPs of the whole tree", [(row["overlap"], row["bound"]) for row in of("whole tree")], dashed=True)
+    )
     speed += [Series(f"airline conversations: {row['side']}", bars([row]), joined=False) for row in turns[:-1]]
     speed += [Series(name, points, joined=False) for name, points in PUBLISHED.items()]
     memory = [Series(side, [(row["overlap"], row["memory_mib"]) for row in of(side)]) for side in SIDES]
     memory += [Series(name, [(row["overlap"], row[column]) for row in of("partition")])
-               for name, column in (("partition in pieces as long as the longest trajectory", "pieces_mib"), ("the longest trajectory by itself", "one_path_mib"))]  # fmt: skip
+               for name, column in (("partition in pieces as long as the longest trajectory", "pieces_mib"),
+                                    ("the longest trajectory by itself", "one_path_mib"))]  # fmt: skip
     x, note = "overlap: 1 - tree tokens / flat tokens", figure.note(args)
     return figure.Figure("tree_training", [*random, *turns], {
         "": Chart("Tree Training: speed-up of a step over sequence packing", x, "times as fast", speed, note),
-        "_memory": Chart("Tree Training: memory of activations and context", x, "MiB beyond weights and gradients", memory, note)})  # fmt: skip
+        "_memory": Chart("Tree Training: memory of activations and context", x, "MiB beyond weights and gradients", memory,
+                         note)})  # fmt: skip
 
 
 def main(argv=None):
     parser = figure.flags(SCRIPT, __doc__)
     add = parser.add_argument
     add("--flat-tokens", type=int, help="of every tree, about (default: 12,800)")
-    add("--conversations", type=int, default=2, help="so many of examples/tau_airline_part.jsonl, turn by turn (default: %(default)s; 0: none)")
+    add(
+        "--conversations",
+        type=int,
+        default=2,
+        help="so many of examples/tau_airline_part.jsonl, turn by turn (default: %(default)s; 0: none)",
+    )
     add("--most-tokens", type=int, help="leave out longer turns (default: 2,600)")
     return figure.main(SCRIPT, parser, draw, argv)
 

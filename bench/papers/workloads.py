@@ -11,7 +11,8 @@ from model_shapes import QWEN3, QWEN3_5, QWEN3_MOE
 # The proportions of Granite 4.0 H without experts: three Mamba-2 layers, then one of attention.
 GRANITE_HYBRID = {
     "architectures": ["GraniteMoeHybridForCausalLM"], "model_type": "granitemoehybrid", "hidden_act": "silu", "hidden_size": 1024,
-    "shared_intermediate_size": 3072, "intermediate_size": 3072, "num_local_experts": 0, "num_experts_per_tok": 0, "num_hidden_layers": 4,
+    "shared_intermediate_size": 3072, "intermediate_size": 3072, "num_local_experts": 0, "num_experts_per_tok": 0,
+    "num_hidden_layers": 4,
     "layer_types": ["mamba", "mamba", "mamba", "attention"], "num_attention_heads": 16, "num_key_value_heads": 4,
     "mamba_n_heads": 32, "mamba_d_head": 64, "mamba_d_state": 128, "mamba_n_groups": 1, "mamba_d_conv": 4, "mamba_expand": 2,
     "mamba_chunk_size": 256, "mamba_conv_bias": True, "mamba_proj_bias": False, "position_embedding_type": "nope",
@@ -30,8 +31,8 @@ SMALL = {
                                     "rope_parameters": QWEN3_5["rope_parameters"] | {"mrope_section": [6, 5, 5]}},
     "qwen3_moe": QWEN3_MOE | _WIDTHS | {"intermediate_size": 768, "moe_intermediate_size": 96, "num_attention_heads": 4,
                                         "num_key_value_heads": 2},
-    "granite_hybrid": GRANITE_HYBRID | _WIDTHS | {"shared_intermediate_size": 768, "intermediate_size": 768, "num_attention_heads": 4,
-                                                  "num_key_value_heads": 1, "mamba_n_heads": 8},
+    "granite_hybrid": GRANITE_HYBRID | _WIDTHS | {"shared_intermediate_size": 768, "intermediate_size": 768,
+                                                  "num_attention_heads": 4, "num_key_value_heads": 1, "mamba_n_heads": 8},
 }  # fmt: skip
 
 
@@ -77,8 +78,8 @@ def tree_of_overlap(overlap, flat_tokens, vocab_size, path, seed=0):
 
 
 def conversation_turns(conversations, vocab_size, most_tokens):
-    """A row for each assistant turn of real conversations, with loss on that turn. A token is a word, a number or a mark, about four
-    letters as with most tokenizers; words beyond the vocabulary share ids."""
+    """A row for each assistant turn of real conversations, with loss on that turn. A token is a word, a number or a mark, about
+    four letters as with most tokenizers; words beyond the vocabulary share ids."""
     known, rows = {}, []
     for line in CHATS.read_text().splitlines()[:conversations]:
         ids = []

@@ -39,7 +39,8 @@ def policy_rows(seed, signs):
     rows = []
     for number, end in enumerate((5, 9, 9, 14, 20)):
         tail = [rng.randrange(61) for _ in range(3)] if number == 2 else []
-        rows.append({"input_ids": trunk[:end] + tail, "logprobs": old[:end] + [-4.0] * len(tail), "loss_mask": [0, 0] + [1] * (end - 2 + len(tail)),
+        rows.append({"input_ids": trunk[:end] + tail, "logprobs": old[:end] + [-4.0] * len(tail),
+                     "loss_mask": [0, 0] + [1] * (end - 2 + len(tail)),
                      "advantage": signs[number % len(signs)] * rng.uniform(0.5, 2)})  # fmt: skip
     return rows
 

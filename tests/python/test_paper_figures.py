@@ -12,7 +12,17 @@ import pytest
 from conftest import REPOSITORY
 
 sys.path.insert(0, str(REPOSITORY / "bench"))
-from papers import drawing, experts_and_mamba, long_prompts, measure, packed_tokens, predicted, prompt_trees, tree_training, workloads
+from papers import (
+    drawing,
+    experts_and_mamba,
+    long_prompts,
+    measure,
+    packed_tokens,
+    predicted,
+    prompt_trees,
+    tree_training,
+    workloads,
+)
 
 SVG = "{http://www.w3.org/2000/svg}"
 SMALL = ["--quick", "--threads", "1"]
@@ -49,7 +59,9 @@ def test_a_script_writes_its_files(name, tmp_path, capsys):
         assert 0 < float(row["low"]) <= float(row["speed_up"]) <= float(row["high"]) < 100
         assert int(row["tree_tokens"]) <= int(row.get("append_only_tokens") or row["flat_tokens"]) <= int(row["flat_tokens"])
         assert float(row["bound"]) > 0.99
-    assert sorted(path.name for path in tmp_path.iterdir()) == sorted([f"{name}.csv", *(f"{name}{ending}.svg" for ending in endings)])
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(
+        [f"{name}.csv", *(f"{name}{ending}.svg" for ending in endings)]
+    )
     for ending in endings:
         picture = ElementTree.parse(tmp_path / f"{name}{ending}.svg").getroot()
         assert rows[0]["commit"] in "".join(picture.itertext()) and len(list(picture.iter(f"{SVG}circle"))) >= min(least, 8)
@@ -65,7 +77,8 @@ def test_packed_tokens(tmp_path, capsys):
     assert len(lines) == 3 and header[:3] == ["rows", "sequence packing", "append-only merging"] and header[-1] == "Espalier"
     for line in lines:
         row = {name: int(value.replace(",", "")) for name, value in zip(header[1:], line[1:], strict=True)}
-        assert row["Espalier"] <= row.get("TRL", row["Espalier"]) <= row["sequence packing"] >= row["append-only merging"] >= row["Espalier"]
+        assert row["Espalier"] <= row.get("TRL", row["Espalier"]) <= row["sequence packing"]
+        assert row["Espalier"] <= row["append-only merging"] <= row["sequence packing"]
         assert row["ART, depth 4"] == row["ART, depth 0"] + 4
 
 
@@ -101,7 +114,10 @@ def test_names_are_escaped_and_nothing_to_draw_is_refused():
 
 
 def test_sides_that_differ_stop_the_run():
-    sides = [measure.Side(name, "tree-packing", 8, [], metrics={"loss": loss, "grad_norm": 1.0}) for name, loss in (("a", 2.0), ("b", 2.1))]
+    sides = [
+        measure.Side(name, "tree-packing", 8, [], metrics={"loss": loss, "grad_norm": 1.0})
+        for name, loss in (("a", 2.0), ("b", 2.1))
+    ]
     with pytest.raises(measure.Failure, match=r"loss: a 2, b 2\.1"):
         measure.check_agreement(sides, 1e-3)
     measure.check_agreement(sides, 0.1)
@@ -110,7 +126,7 @@ def test_sides_that_differ_stop_the_run():
 def test_turns_of_a_conversation_extend_one_another():
     rows = workloads.conversation_turns(1, 4096, 2600)
     assert len(rows) > 3
-    assert all(longer["input_ids"][:len(row["input_ids"])] == row["input_ids"] for row, longer in itertools.pairwise(rows))
+    assert all(longer["input_ids"][: len(row["input_ids"])] == row["input_ids"] for row, longer in itertools.pairwise(rows))
     sides, merged = measure.sides_of(rows, 4096, "sft")
     assert [side.name for side in sides] == ["tree", "append-only merging", "sequence packing"] and merged.dropped == len(rows) - 1
     assert max(max(row["input_ids"]) for row in rows) < 4096 and all(0 < sum(row["loss_mask"]) < 400 for row in rows)
@@ -119,4 +135,5 @@ def test_turns_of_a_conversation_extend_one_another():
 def test_every_script_is_described():
     text = (REPOSITORY / "bench/results/papers_2026-11-27.md").read_text()
     scripts = {path.name for path in (REPOSITORY / "bench/papers").glob("*.py") if "__main__" in path.read_text()}
-    assert scripts == {"packed_tokens.py", "predicted.py", *(f"{name}.py" for name in SCRIPTS)} and scripts <= set(re.findall(r"\w+\.py", text))
+    assert scripts == {"packed_tokens.py", "predicted.py", *(f"{name}.py" for name in SCRIPTS)}
+    assert scripts <= set(re.findall(r"\w+\.py", text))

@@ -54,7 +54,9 @@ def test_megatron_attention():
     values = [torch.randn(128, heads, 64, dtype=torch.float64) * 0.2 for heads in (4, 2, 2)]
     weights = torch.randn_like(values[0]) * 0.1
     ends = torch.from_numpy(layout.subtree_end.copy())
-    found = [results(lambda *x, ends=end: ops.tree_attention(*x, ends), values, weights) for end in (ends, torch.full_like(ends, 128))]
+    found = [
+        results(lambda *x, ends=end: ops.tree_attention(*x, ends), values, weights) for end in (ends, torch.full_like(ends, 128))
+    ]
     expected = results(by_path, values, weights)
     assert worst(found[0], expected) < EXACT < worst(found[1], expected)
 
@@ -96,7 +98,7 @@ def test_fla_gates(case):
     assert not found[4][0].any()  # the gate of a first token decays nothing
     # Controls: dg as small as 1e-14 counts by itself, and so does one gate.
     for place in range(1, 6):
-        wrong = [*expected[:place], expected[place] * (1 + 1e-9), *expected[place + 1:]]
+        wrong = [*expected[:place], expected[place] * (1 + 1e-9), *expected[place + 1 :]]
         assert worst(found, wrong) > EXACT
     exact[3] = exact[3].clone()
     exact[3][-1, 0] += 1e-6
