@@ -249,8 +249,8 @@ def test_a_client_that_closes_leaves_nothing(local):
         training.save_state("stays").result()
         session = service.holder.get_session_id()
         adapters = [training_adapter(local, training), local.service.sampler(sampling._sampling_session_id).owned]
-        sources = len(local.base._sources)
-    assert session not in local.service.sessions and len(local.base._sources) == sources - 1
+        sources = len(local.base.sources)
+    assert session not in local.service.sessions and len(local.base.sources) == sources - 1
     assert all(adapter.adapter is None and id(adapter) not in local.base._resident for adapter in adapters)
     assert local.post("session_heartbeat", {"session_id": session}).status_code == 410
     assert local.store.find(local_path(f"tinker://{training.model_id}/weights/stays")).is_dir()
