@@ -80,7 +80,10 @@ def merge(arguments):
     Args:
         arguments: Of merge_parser.
     """
-    from ..engine import Engine
+    try:
+        from ..engine import Engine
+    except ImportError as error:  # says what to install
+        raise InputError(str(error)) from None
 
     out, options = arguments.out, {} if arguments.threads is None else {"threads": arguments.threads}
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
