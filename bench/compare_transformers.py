@@ -55,6 +55,14 @@ QUICK = dict(models=["smollm2"], dtypes=["float32"], ratios=[1.0, 4.0], tree_tok
              conversations=1, probe_tokens=256, batch_sizes=[1, 2])  # fmt: skip
 
 
+def stay_on_two_cores():
+    """This process and those that it starts. Raises Failure where there is one core."""
+    cores = sorted(os.sched_getaffinity(0))[:2]
+    if len(cores) < 2:
+        raise Failure("expected two cores, received one")
+    os.sched_setaffinity(0, cores)
+
+
 class Failure(Exception):
     """What the user has to know, in one line."""
 

@@ -26,7 +26,7 @@ from pathlib import Path
 import numpy as np
 import torch
 import torch.distributed as dist
-from compare_transformers import Failure, publish
+from compare_transformers import Failure, publish, stay_on_two_cores
 from torch.nn.parallel import DistributedDataParallel
 from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -144,11 +144,8 @@ def main():
     parser.add_argument("--rounds", type=int, default=3, help="(default: %(default)s)")
     parser.add_argument("-o", "--out", type=Path, metavar="FILE", help="write the table (Markdown) to this file too")
     args = parser.parse_args()
-    cores = sorted(os.sched_getaffinity(0))[:2]
     try:
-        if len(cores) < 2:
-            raise Failure("expected two cores, received one")
-        os.sched_setaffinity(0, cores)
+        stay_on_two_cores()
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
         lines = [line for kind in MODELS for name, rows in trees(args.tokens).items()
                  for line in measure(kind, name, rows, args.rounds)]  # fmt: skip

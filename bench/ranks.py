@@ -20,7 +20,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from compare_transformers import Failure, espalier, publish
+from compare_transformers import Failure, espalier, publish, stay_on_two_cores
 
 GOAL = 0.9
 TOLERANCE = 1e-4  # of losses in float32, relative
@@ -85,11 +85,8 @@ def main():
     parser.add_argument("--rounds", type=int, default=5, help="(default: %(default)s)")
     parser.add_argument("-o", "--out", type=Path, metavar="FILE", help="write the table (Markdown) to this file too")
     args = parser.parse_args()
-    cores = sorted(os.sched_getaffinity(0))[:2]
     try:
-        if len(cores) < 2:
-            raise Failure("expected two cores, received one")
-        os.sched_setaffinity(0, cores)
+        stay_on_two_cores()
         os.environ.setdefault("ESPALIER_PYTHON", sys.executable)
         with tempfile.TemporaryDirectory(prefix="espalier-ranks-") as folder:
             rounds = measure(args, Path(folder))

@@ -2,13 +2,13 @@
 """The texts of tokens, for reports. Imports only the standard library."""
 
 import json
+import re
 import struct
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
 from .errors import InputError
-from .printed.tokenizer import byte_characters
 
 _LARGEST_ID = 1 << 24
 _SENTENCE_SPACE = "\u2581"
@@ -54,8 +54,9 @@ def _tokens(tokenizer: dict[str, Any]) -> dict[int, bytes]:
     decode = _decoder(tokenizer)
     vocabulary = model["vocab"]
     # Unigram models have [piece, score] in the order of the ids.
-    pieces = {piece: number for number, (piece, _) in enumerate(vocabulary)} if isinstance(vocabulary, list) else vocabulary
-    tokens = {number: decode(piece) for piece, number in pieces.items()}
+    is_list = isinstance(vocabulary, list)
+    pieces = ((entry[0], number) for number, entry in enumerate(vocabulary)) if is_list else vocabulary.items()
+    tokens = {number: decode(piece) for piece, number in pieces}
     for added in tokenizer.get("added_tokens", []):
         tokens[added["id"]] = added["content"].encode(errors="replace")
     for number in tokens:
@@ -84,6 +85,13 @@ def _decoder(tokenizer: dict[str, Any]) -> Any:
     return lambda piece: piece.encode(errors="replace")
 
 
+def byte_characters() -> list[str]:
+    """Of all bytes, as GPT-2 writes them: printable ones as they are, the others from 256 on."""
+    printable = [*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = iter(range(256, 512))
+    return [chr(byte) if byte in printable else chr(next(others)) for byte in range(256)]
+
+
 _BYTES = {character: byte for byte, character in enumerate(byte_characters())}
 
 
@@ -95,9 +103,6 @@ def _byte_level(piece: str) -> bytes:
 
 
 def _sentence_piece(piece: str) -> bytes:
-    if len(piece) == 6 and piece.startswith("<0x") and piece[5] == ">":
-        try:
-            return bytes.fromhex(piece[3:5])
-        except ValueError:
-            pass
+    if byte := re.fullmatch("<0x([0-9A-Fa-f]{2})>", piece):
+        return bytes.fromhex(byte[1])
     return piece.replace(_SENTENCE_SPACE, " ").encode(errors="replace")

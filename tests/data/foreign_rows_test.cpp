@@ -103,8 +103,9 @@ TEST_F(ForeignRows, FilesOfOtherFormatsAreToldByTheirFirstBytes) {
   const std::string expected = ": expected JSON lines or packed .safetensors, received ";
   EXPECT_EQ(fault("a.parquet", "PAR1\x15\x04"),
             expected + "a Parquet file; try `espalier import " + file("a.parquet") + " -o rows.jsonl`");
-  EXPECT_EQ(fault("a.zip", std::string("PK\x03\x04\x14\x00", 6)),
-            expected + "a zip archive; try `unzip " + file("a.zip") + "`");
+  EXPECT_EQ(
+      fault("a.zip", std::string("PK\x03\x04\x14\x00", 6)),
+      expected + "a zip archive; write its rows as JSON, one per line (docs/data-format.md has commands)");
   EXPECT_EQ(
       fault("a.pkl", "\x80\x04\x95"),
       expected +

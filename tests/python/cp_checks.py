@@ -46,9 +46,8 @@ def mesh_of(rank, context):
 def sharded(model, mesh, *names):
     """A patched model over all ranks: one dimension, or replicas and shards."""
     mesh = mesh[names] if names else mesh["dp", "cp"]._flatten("dp_cp")
-    for layer in backbone_of(model).layers:
-        fully_shard(layer, mesh=mesh)
-    fully_shard(model, mesh=mesh)
+    for module in (*backbone_of(model).layers, model):
+        fully_shard(module, mesh=mesh)
     return patch(model)
 
 
@@ -56,7 +55,11 @@ def by_step(ranks, model, rows, budget=WHOLE, dtype_of_sums=InFloat64, **options
     """A step on rows; returns its sum of losses over the ranks, gradients by name, and its report."""
     share = ranks.share(rows)
     plan = espalier.plan(share.forest, token_budget=budget, strategy="tree-packing" if budget == WHOLE else "partition")
-    run = espalier.Step(model, plan, **options)
+    return weighted(ranks, model, espalier.Step(model, plan, **options), share, dtype_of_sums)
+
+
+def weighted(ranks, model, run, share=None, dtype_of_sums=InFloat64):
+    """A step of log-probabilities by their weights; returns as by_step."""
     total = 0.0
     with dtype_of_sums(), ranks.step(share, run) as step:
         for batch in step:
@@ -181,20 +184,10 @@ def weights_and_routes(rank):
         model = ranks_of_one.held.model.module if of_one else model
         clear(model)
         share_rows = rows if not of_one or rank.rank == 0 else []
-        ours.append(weighted(ranks_of_one, model, share_rows, mask[: len(share_rows)]))
+        plan = espalier.plan(espalier.build(share_rows), token_budget=9, strategy="partition")
+        run = espalier.Step(model, plan, loss_mask=mask[: len(share_rows)])
+        ours.append(weighted(ranks_of_one, model, run)[:2])
     assert worst_error(*ours) <= EXACT
-
-
-def weighted(ranks, model, rows, mask, dtype_of_sums=InFloat64):
-    """A step on given rows of this rank."""
-    run = espalier.Step(model, espalier.plan(espalier.build(rows), token_budget=9, strategy="partition"), loss_mask=mask)
-    total = 0.0
-    with dtype_of_sums(), ranks.step(None, run) as step:
-        for batch in step:
-            loss = -(batch.weights * run.logprobs(batch)).sum()
-            run.backward(loss)
-            total += loss.item()
-    return ranks.sum(total), gradients_of(model)
 
 
 def shards_with_replicas(rank):

@@ -49,9 +49,8 @@ def sharded(kind, is_patched_first=True, dtype=torch.float64, **options):
     model = make_model(kind, dtype)
     if is_patched_first:
         patch(model)
-    for layer in backbone_of(model).layers:
-        shard(layer, **options)
-    shard(model, **options)
+    for module in (*backbone_of(model).layers, model):
+        shard(module, **options)
     return model if is_patched_first else patch(model)
 
 
@@ -400,13 +399,11 @@ def another_mesh(rank):
     mesh = dist.init_device_mesh("cpu", (rank.size // 2, 2), mesh_dim_names=("replicas", "shards"))
     for mode in MODES:
         model = patch(make_model("llama"))
-        for layer in model.model.layers:
-            fully_shard(layer, mesh=mesh)
-        fully_shard(model, mesh=mesh)
-        ranks = Ranks(model, mode=mode)
-        assert worst_error(train(ranks, model, rows_of_a_step(), uneven(rank))[:2], expected("llama")) <= EXACT
-    model = make_model("llama")
-    fully_shard(model, mesh=mesh["shards"])
+        for module in (*model.model.layers, model):
+            fully_shard(module, mesh=mesh)
+        found = train(Ranks(model, mode=mode), model, rows_of_a_step(), uneven(rank))
+        assert worst_error(found[:2], expected("llama")) <= EXACT
+    model = fully_shard(make_model("llama"), mesh=mesh["shards"])
     refused(lambda: Ranks(model), f"has sharded over all {rank.size} ranks", "on a mesh of shape [2]")
     model = make_model("llama")
     parallelize_module(model, mesh["shards"], {"model.layers.*.mlp.up_proj": ColwiseParallel()})

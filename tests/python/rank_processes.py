@@ -47,6 +47,17 @@ def outcomes(module, folder, numbers):
     return found or printed
 
 
+def check_passed(found, name, number):
+    """Raises AssertionError unless the check passed on so many ranks. found: of `outcomes`."""
+    assert (name, number) in found, f"it did not run, because another failed or the processes did:\n{found}"
+    assert found[name, number] is None, found[name, number]
+
+
+def names_and_ranks(checks):
+    """[(check's name, ranks)] of CHECKS."""
+    return [(check.__name__, number) for number, of in checks.items() for check in of]
+
+
 def run(checks, folder, rank, size):
     import torch
     import torch.distributed as dist

@@ -11,7 +11,7 @@ import pytest
 
 import espalier
 from cp_shapes import SHAPES
-from rank_processes import outcomes
+from rank_processes import check_passed, names_and_ranks, outcomes
 
 pytest.importorskip("transformers")
 cp_checks = pytest.importorskip("cp_checks")
@@ -29,11 +29,9 @@ def found(tmp_path_factory, long_tests):
         return outcomes("cp_checks", tmp_path_factory.mktemp("parts"), sorted(cp_checks.CHECKS))
 
 
-@pytest.mark.parametrize("name, ranks", [(check.__name__, ranks) for ranks, checks in cp_checks.CHECKS.items()
-                                         for check in checks])  # fmt: skip
+@pytest.mark.parametrize("name, ranks", names_and_ranks(cp_checks.CHECKS))
 def test_on_ranks(found, name, ranks):
-    assert (name, ranks) in found, f"it did not run, because another failed or the processes did:\n{found}"
-    assert found[name, ranks] is None, found[name, ranks]
+    check_passed(found, name, ranks)
 
 
 class Remembering(Division):

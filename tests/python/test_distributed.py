@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import espalier
-from rank_processes import outcomes
+from rank_processes import check_passed, names_and_ranks, outcomes
 
 pytest.importorskip("transformers")
 distributed = pytest.importorskip("espalier.distributed")
@@ -18,11 +18,9 @@ def found(tmp_path_factory):
     return outcomes("rank_checks", tmp_path_factory.mktemp("ranks"), sorted(rank_checks.CHECKS))
 
 
-@pytest.mark.parametrize("name, ranks", [(check.__name__, ranks) for ranks, checks in rank_checks.CHECKS.items()
-                                         for check in checks])  # fmt: skip
+@pytest.mark.parametrize("name, ranks", names_and_ranks(rank_checks.CHECKS))
 def test_on_ranks(found, name, ranks):
-    assert (name, ranks) in found, f"it did not run, because another failed or the processes did:\n{found}"
-    assert found[name, ranks] is None, found[name, ranks]
+    check_passed(found, name, ranks)
 
 
 def test_shares():

@@ -2,6 +2,7 @@
 """Several adapters of one espalier.Engine in turns, against an Engine for each, bit for bit."""
 
 import hashlib
+import json
 
 import numpy as np
 import pytest
@@ -305,3 +306,32 @@ def test_one_pass_of_several_adapters_is_refused(folder, tmp_path):
     for each in pair:
         engine.use(each)
         assert engine.gradients() == {}
+
+
+def test_dropout_is_refused_in_training_alone(folder, tmp_path):
+    rows = random_rows(90, "sft")
+    engine = engine_of(folder, adapters=True, **RATE)
+    engine.use(engine.new_adapter(SMALL))
+    engine.forward_backward(rows)
+    engine.optim_step()
+    engine.save(tmp_path / "adapter")
+    expected = engine.logprobs(rows)
+    config = json.loads((tmp_path / "adapter/adapter_config.json").read_text())
+    (tmp_path / "adapter/adapter_config.json").write_text(json.dumps(config | {"lora_dropout": 0.1}))
+    engine.use(engine.new_adapter(adapter=tmp_path / "adapter"))
+    assert all(np.array_equal(ours, theirs) for ours, theirs in zip(engine.logprobs(rows), expected, strict=True))
+    engine.save(tmp_path / "merged", merged=True)
+    merged = package.Engine(tmp_path / "merged", dtype="float64").logprobs(rows)
+    assert all(np.allclose(ours, theirs, rtol=1e-12, atol=1e-12) for ours, theirs in zip(merged, expected, strict=True))
+    refused = "adapter_config.json: lora_dropout: expected 0 for training, received 0.1"
+    with pytest.raises(package.InputError, match=refused):
+        engine.forward_backward(rows)
+    with pytest.raises(package.InputError, match=refused):
+        engine_of(folder, adapter=tmp_path / "adapter")
+    for arguments, message in (({}, "expected a new or empty folder"), ({"dtype": "float32"}, "dtype: expected none with merged")):
+        with pytest.raises(package.InputError, match=message):
+            engine.save(tmp_path / "merged", merged=True, **arguments)
+    engine.use(None)
+    with pytest.raises(package.InputError, match="merged: expected an adapter in use"):
+        engine.save(tmp_path / "none", merged=True)
+    assert not (tmp_path / "none").exists()

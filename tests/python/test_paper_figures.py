@@ -14,7 +14,6 @@ from conftest import REPOSITORY
 sys.path.insert(0, str(REPOSITORY / "bench"))
 from papers import (
     drawing,
-    experts_and_mamba,
     long_prompts,
     measure,
     packed_tokens,
@@ -30,7 +29,8 @@ SCRIPTS = {
     "prompt_trees": (prompt_trees, ["--tree-tokens", "64"], 2, [""]),
     "tree_training": (tree_training, ["--conversations", "1", "--most-tokens", "1450"], 10, ["", "_memory"]),
     "long_prompts": (long_prompts, ["--divisor", "256"], 2, [""]),
-    "experts_and_mamba": (experts_and_mamba, ["--divisor", "256"], 4, [""]),
+    "long_prompts_qwen3_moe_granite_hybrid":
+        (long_prompts, ["--divisor", "256", "--models", "qwen3_moe", "granite_hybrid"], 4, [""]),
 }
 
 
@@ -135,5 +135,5 @@ def test_turns_of_a_conversation_extend_one_another():
 def test_every_script_is_described():
     text = (REPOSITORY / "bench/results/papers_2026-11-27.md").read_text()
     scripts = {path.name for path in (REPOSITORY / "bench/papers").glob("*.py") if "__main__" in path.read_text()}
-    assert scripts == {"packed_tokens.py", "predicted.py", *(f"{name}.py" for name in SCRIPTS)}
+    assert scripts == {"packed_tokens.py", "predicted.py", *(script.SCRIPT for script, *_ in SCRIPTS.values())}
     assert scripts <= set(re.findall(r"\w+\.py", text))

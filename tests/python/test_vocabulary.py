@@ -46,8 +46,8 @@ def test_byte_level(read):
 def test_sentence_piece_unigram_and_word_piece(read):
     assert read(SENTENCE_PIECE) == [b"<s>", b" Hello", b"\xc3", b"\xbc", b"  ", b"<0xZZ>", b"lo"]
     unigram = {"pre_tokenizer": {"type": "Metaspace"}, "decoder": {"type": "Metaspace"},
-               "model": {"type": "Unigram", "vocab": [["<unk>", 0.0], ["\u2581a", -1.5], ["b", -2.0]]}}  # fmt: skip
-    assert read(unigram) == [b"<unk>", b" a", b"b"]
+               "model": {"type": "Unigram", "vocab": [["<unk>", 0.0], ["\u2581a", -1.5], ["b", -2.0], ["\u2581a", -3.0], ["<0x  >", -3.0]]}}  # fmt: skip
+    assert read(unigram) == [b"<unk>", b" a", b"b", b" a", b"<0x  >"]
     assert read({"decoder": {"type": "WordPiece"}, "model": {"type": "WordPiece", "vocab": {"play": 0, "##ing": 1}}}) == [b" play", b"ing"]
 
 

@@ -109,7 +109,7 @@ TEST(Synth, RatiosAreMet) {
   }
 }
 
-TEST(Synth, PorIsMetOnManyShapes) {
+TEST(Synth, RatioIsMetOnManyShapes) {
   int met = 0;
   for (uint64_t seed = 0; seed < 300; ++seed) {
     SCOPED_TRACE(seed);
@@ -119,14 +119,15 @@ TEST(Synth, PorIsMetOnManyShapes) {
     options.node_length = rng.between(20, 60);
     options.end_inside = rng.uniform() * 0.5;
     options.duplicate = rng.uniform() * 0.2;
-    options.target_por = rng.uniform() * 0.8;
+    options.target_cached_token_ratio = 1 / (1 - rng.uniform() * 0.8);
     options.seed = testing::test_seed(seed);
     try {
       const double ratio = statistics_of(options).cached_token_ratio;
-      ASSERT_NEAR(ratio * (1 - options.target_por), 1, 0.02);
+      ASSERT_NEAR(ratio / options.target_cached_token_ratio, 1, 0.02);
       ++met;
     } catch (const InputError& error) {
-      ASSERT_NE(std::string(error.what()).find("target_por: expected a value that trees"), std::string::npos);
+      ASSERT_NE(std::string(error.what()).find("target_cached_token_ratio: expected a value that trees"),
+                std::string::npos);
     }
   }
   EXPECT_GT(met, 100);
@@ -143,9 +144,6 @@ TEST(Synth, UnreachableTargetsNameTheRange) {
   EXPECT_EQ(refusal_of(options), "");
   options.branching = 1;
   EXPECT_NE(refusal_of(options).find("in [1, 1]"), std::string::npos);
-  options.target_cached_token_ratio = -1;
-  options.target_por = 0.5;
-  EXPECT_NE(refusal_of(options).find("synth: target_por: expected a value that trees"), std::string::npos);
 }
 
 TEST(Synth, RefusesBadOptions) {
@@ -160,10 +158,7 @@ TEST(Synth, RefusesBadOptions) {
   EXPECT_NE(refusal_of({.duplicate = -0.5}).find("duplicate"), std::string::npos);
   EXPECT_NE(refusal_of({.duplicate = std::nan("")}).find("duplicate"), std::string::npos);
   EXPECT_NE(refusal_of({.vocab_size = 3, .first_token = 3}).find("first_token"), std::string::npos);
-  EXPECT_NE(refusal_of({.target_por = 1}).find("target_por"), std::string::npos);
   EXPECT_NE(refusal_of({.target_cached_token_ratio = 0.5}).find("target_cached_token_ratio"),
-            std::string::npos);
-  EXPECT_NE(refusal_of({.target_por = 0.5, .target_cached_token_ratio = 2}).find("one target"),
             std::string::npos);
   EXPECT_NE(refusal_of({.depth = 60, .branching = 200}).find("nodes"), std::string::npos);
 }

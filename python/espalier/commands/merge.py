@@ -3,9 +3,7 @@
 
 import argparse
 import json
-import shutil
 import sys
-import tempfile
 from pathlib import Path
 
 from ..errors import InputError
@@ -44,34 +42,17 @@ def merge_parser():
     return parser
 
 
-def _json(file):
-    """Its object; none where the file cannot be used, of which the engine says why."""
-    try:
-        found = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return found if isinstance(found, dict) else {}
-
-
 def _dtype(model):
-    """That of the model's files, or float32 if it cannot be written."""
-    config = _json(model / "config.json")
-    text = config.get("text_config") or {}
-    dtype = config.get("dtype") or config.get("torch_dtype") or text.get("dtype") or text.get("torch_dtype")
+    """That of the model's files, or float32 if it cannot be written, or where the engine will say what is wrong with them."""
+    try:
+        config = json.loads((model / "config.json").read_text(encoding="utf-8"))
+        parts = [config, config.get("text_config") or {}]
+        dtype = next((part[name] for part in parts for name in ("dtype", "torch_dtype") if part.get(name)), None)
+    except (OSError, ValueError, AttributeError):
+        return "float32"
     if dtype is not None and dtype not in DTYPES:
         say(f"note: the model is in {dtype}; the merged one is written in float32")
     return dtype if dtype in DTYPES else "float32"
-
-
-def _without_dropout(adapter, scratch):
-    """The adapter's folder; where it has dropout, which merging does not mind and engines refuse, one without."""
-    config = _json(adapter / "adapter_config.json")
-    if not config.get("lora_dropout"):
-        return adapter
-    folder = Path(scratch) / "adapter"
-    shutil.copytree(adapter, folder, ignore=lambda folder, names: [name for name in names if not name.startswith("adapter_")])
-    (folder / "adapter_config.json").write_text(json.dumps({**config, "lora_dropout": 0.0}), encoding="utf-8")
-    return folder
 
 
 def merge(arguments):
@@ -88,11 +69,10 @@ def merge(arguments):
     out, options = arguments.out, {} if arguments.threads is None else {"threads": arguments.threads}
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise InputError(f"{out}: expected a new or empty folder, it has files")
-    with tempfile.TemporaryDirectory() as scratch:
-        dtype = arguments.dtype or _dtype(arguments.model)
-        engine = Engine(arguments.model, adapters=True, dtype=dtype, device="cpu", **options)
-        engine.use(engine.new_adapter(adapter=_without_dropout(arguments.adapter, scratch)))
-        engine.save(out, merged=True)
+    dtype = arguments.dtype or _dtype(arguments.model)
+    engine = Engine(arguments.model, adapters=True, dtype=dtype, device="cpu", **options)
+    engine.use(engine.new_adapter(adapter=arguments.adapter))
+    engine.save(out, merged=True)
     print(f"{out}: {arguments.adapter} merged, in {dtype}")
 
 

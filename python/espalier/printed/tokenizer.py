@@ -4,18 +4,13 @@
 import json
 from typing import Any
 
+from ..vocabulary import byte_characters
+
 _SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 _TEMPLATE = ("{%- for message in messages %}"
              "{{- '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>\\n' }}"
              "{%- endfor %}"
              "{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{%- endif %}")  # fmt: skip
-
-
-def byte_characters() -> list[str]:
-    """Of all bytes, as GPT-2 writes them: printable ones as they are, the others from 256 on."""
-    printable = [*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = iter(range(256, 512))
-    return [chr(byte) if byte in printable else chr(next(others)) for byte in range(256)]
 
 
 def _added(content: str) -> dict[str, Any]:

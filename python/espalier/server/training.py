@@ -21,7 +21,7 @@ from ..native import core
 from .base import Counter
 from .data import Datum, Rows, output_of
 from .errors import Refused
-from .futures import Failure, Future, Futures, failure_of
+from .futures import Failure, Future, Futures
 from .losses import RequestLoss
 from .requests import Adam
 from .worker import Job, LoraSettings, TrainingWorker, Weights
@@ -211,12 +211,13 @@ class _JoinedJobs:
     def run(self) -> None:
         try:
             _run_passes(self._jobs)
-        except Exception:
+        except Exception as joint:
+            self._jobs[0].model.worker.failure_of(joint)
             for number, job in enumerate(self._jobs):
                 try:
                     job.run()
                 except Exception as error:
-                    self._failures[number] = failure_of(error)
+                    self._failures[number] = job.model.worker.failure_of(error)
 
     def finish(self) -> None:
         for number, job in enumerate(self._jobs):

@@ -165,10 +165,14 @@ class Worker(ABC):
                 await self.do(job.run)
                 job.finish()
             except Exception as error:
-                failure = failure_of(error)
-                if failure.category == "server":
-                    logger.exception("%s: a request failed", self.name)
-                job.fail(failure)
+                job.fail(self.failure_of(error))
+
+    def failure_of(self, error: Exception) -> Failure:
+        """What clients are told of an exception that is handled. Those that are not theirs are logged."""
+        failure = failure_of(error)
+        if failure.category == "server":
+            logger.exception("%s: a request failed", self.name)
+        return failure
 
 
 class TrainingWorker(Worker):

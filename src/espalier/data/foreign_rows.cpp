@@ -119,26 +119,20 @@ std::string list_of_fields(Names fields) {
 struct Format {
   std::string_view magic;  // the first bytes of a file
   std::string_view name;
-  std::string_view command;  // {}: the file, as a word of a shell command
 };
 
-constexpr std::string_view kPickle = "a Python pickle";
+constexpr std::string_view kPickle = "a Python pickle", kParquet = "a Parquet file";
 
 constexpr auto kFormats = std::to_array<Format>({
-    {"PAR1", "a Parquet file", "espalier import {} -o rows.jsonl"},
-    {"ARROW1", "an Arrow file",
-     "python3 -c 'import sys, pandas; pandas.read_feather(sys.argv[1]).to_json(\"rows.jsonl\", "
-     "orient=\"records\", lines=True)' {}"},
-    {"\xFF\xFF\xFF\xFF", "an Arrow stream",
-     "python3 -c 'import sys, datasets; datasets.Dataset.from_file(sys.argv[1]).to_json(\"rows.jsonl\")' {}"},
-    {"PK\x03\x04", "a zip archive", "unzip {}"},
-    {"BZh", "a bzip2 file", "bzip2 -dc {} > rows.jsonl"},
-    {"\xFD"
-     "7zXZ",
-     "an xz file", "xz -dc {} > rows.jsonl"},
-    {"SQLite format 3", "an SQLite database", ""},
-    {"\x89HDF", "an HDF5 file", ""},
-    {"\x80", kPickle, ""},
+    {"PAR1", kParquet},
+    {"ARROW1", "an Arrow file"},
+    {"\xFF\xFF\xFF\xFF", "an Arrow stream"},
+    {"PK\x03\x04", "a zip archive"},
+    {"BZh", "a bzip2 file"},
+    {"\xFD\x37zXZ", "an xz file"},
+    {"SQLite format 3", "an SQLite database"},
+    {"\x89HDF", "an HDF5 file"},
+    {"\x80", kPickle},
 });
 
 /// How to convert a file of another format.
@@ -149,8 +143,8 @@ std::string advice_for(const Format& format, const std::filesystem::path& path) 
     return "; it is never read, because it could run code: pass the data to a converter of espalier.io, such "
            "as from_verl, in the program that created it";
   }
-  if (format.command.empty()) return "; write its rows as JSON, one per line";
-  return fmt::format("; try `{}`", fmt::format(fmt::runtime(format.command), quoted(path)));
+  if (format.name == kParquet) return "; try " + import_command(path);
+  return "; write its rows as JSON, one per line (docs/data-format.md has commands)";
 }
 
 }  // namespace

@@ -84,8 +84,8 @@ ComparedStep compare_step_plans(const Trajectories& trajectories, const StepOpti
 /// Sets the plan of the step and everything derived from it.
 void set_plan(Step* step, Plan plan);
 
-/// The forest of the given rows of the data; all if empty. Rows share nothing unless their tree keys, by row
-/// of the data, are equal.
+/// The forest of the given rows of the data; all if empty. `tree_keys`: of TokenSequences, by row of the
+/// data.
 Forest forest_of(const Trajectories& trajectories, std::span<const int64_t> rows,
                  ChildOrder order = ChildOrder::kFirstReached, std::span<const int64_t> tree_keys = {});
 

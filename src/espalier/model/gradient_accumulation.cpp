@@ -104,10 +104,9 @@ void add_product(const at::Tensor& parameter, const at::Tensor& a, const at::Ten
 /// Where the tensors of projections are in the list that autograd sees: all weights first. Autograd knows
 /// nothing of structs.
 struct Places {
-  std::vector<int64_t> bias;  // of each projection, or -1
-  std::vector<int64_t>
-      adapters;  // of each of some rows: its projection, in order, a, which b follows, AdaptedRows
-  std::vector<double> scale;  // of adapters
+  std::vector<int64_t> bias;      // of each projection, or -1
+  std::vector<int64_t> adapters;  // of each: projection (ascending), a, which b follows, begin, count
+  std::vector<double> scale;      // of adapters
 
   void save(AutogradContext* ctx) const {
     ctx->saved_data["bias"] = bias;
@@ -348,7 +347,8 @@ class RmsNorm : public Function<RmsNorm> {
 
 using OptionalTensor = std::optional<at::Tensor>;
 
-/// Matrices [V, rank] of adapters beside each other, in the dtype of sums. Their gradients are summed in place.
+/// Matrices [V, rank] of adapters beside each other, in the dtype of sums. Their gradients are summed in
+/// place.
 class JoinedColumns : public Function<JoinedColumns> {
  public:
   static at::Tensor forward(AutogradContext* ctx, const at::TensorList& columns) {

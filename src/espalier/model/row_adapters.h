@@ -35,8 +35,7 @@ class RowAdapters {
   /// the `begins` [N + 1], or one row for each node.
   RowAdapters(const std::vector<AdapterMapsPtr>& of_nodes, std::vector<std::vector<int64_t>> begins);
 
-  /// The rows of an x of `num_rows` rows, perhaps none, for which there is an adapter of the weight,
-  /// ascending.
+  /// The rows of an x of `num_rows` rows for which there is an adapter of the weight, ascending.
   std::vector<AdaptedRows> of(const at::Tensor& weight, int64_t num_rows) const;
 
  private:

@@ -149,8 +149,7 @@ class Engine {
 
   /// Saves a checkpoint (train/run/checkpoint.h) in a folder that must not exist: the model, or only the
   /// adapter if one is trained. `dtype`: of the saved weights; "": that of the engine. Of several ranks the
-  /// first writes it, and the others wait. `merged`: the model alone, with the adapter in use added to its
-  /// weights, in a folder that may also be empty.
+  /// first writes it, and the others wait. `merged`: the model alone, with the adapter in use in its weights.
   void save(const std::filesystem::path& folder, const std::string& dtype, bool merged);
 
   /// Loads weights and optimiser, or begins with a new optimiser, and clears the gradients. Returns notes

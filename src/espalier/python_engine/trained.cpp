@@ -26,6 +26,7 @@ void Trained::check_trains() const {
   ESPALIER_CHECK(!decoder().is_frozen(),
                  "Engine: expected an adapter of new_adapter in use, which can be trained, received {}",
                  decoder().has_adapter() ? "a copy, which cannot" : "none");
+  check_no_dropout(decoder().adapter(), {});
 }
 
 void Trained::check_adapter_of(const std::filesystem::path& folder) const {

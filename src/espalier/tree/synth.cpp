@@ -57,17 +57,9 @@ void check_options(const SynthOptions& options) {
       "synth: branching: expected at most {} (siblings differ in their first token, which is one of "
       "[{}, {})), received {}",
       ids, options.first_token, options.vocab_size, options.branching);
-  ESPALIER_CHECK(options.target_por == -1 || (options.target_por >= 0 && options.target_por < 1),
-                 "synth: target_por: expected a value in [0, 1), or -1 for none, received {}",
-                 options.target_por);
-  ESPALIER_CHECK(
-      options.target_cached_token_ratio == -1 ||
-          (options.target_cached_token_ratio >= 1 && std::isfinite(options.target_cached_token_ratio)),
-      "synth: target_cached_token_ratio: expected at least 1, or -1 for none, received {}",
-      options.target_cached_token_ratio);
-  ESPALIER_CHECK(options.target_por == -1 || options.target_cached_token_ratio == -1,
-                 "synth: expected one target, received target_por {} and target_cached_token_ratio {}",
-                 options.target_por, options.target_cached_token_ratio);
+  ESPALIER_CHECK(options.target_cached_token_ratio == -1 || options.target_cached_token_ratio >= 1,
+                 "synth: target_cached_token_ratio: expected at least 1, or -1 for none, received {}",
+                 options.target_cached_token_ratio);
 }
 
 int64_t count_nodes(const SynthOptions& options) {
@@ -182,8 +174,7 @@ class LengthScaling {
 };
 
 void meet_target(const SynthOptions& options, std::vector<SynthNode>& nodes) {
-  const bool by_por = options.target_por != -1;
-  const double target = by_por ? 1 / (1 - options.target_por) : options.target_cached_token_ratio;
+  const double target = options.target_cached_token_ratio;
   LengthScaling scaling(nodes);
   double low = scaling.lowest_share(), high = scaling.highest_share();
   const double lowest = scaling.apply(low), highest = scaling.apply(high);
@@ -200,13 +191,11 @@ void meet_target(const SynthOptions& options, std::vector<SynthNode>& nodes) {
     }
   }
   scaling.apply(best_share);
-  const auto shown = [&](double ratio) { return by_por ? 1 - 1 / ratio : ratio; };
   ESPALIER_CHECK(
       std::abs(best - target) <= kTolerance * target,
-      "synth: {}: expected a value that trees of depth {}, branching {} and mean node length {} reach, "
-      "in [{:.4g}, {:.4g}] (nearest {:.4g}), received {}",
-      by_por ? "target_por" : "target_cached_token_ratio", options.depth, options.branching,
-      options.node_length, shown(lowest), shown(highest), shown(best), shown(target));
+      "synth: target_cached_token_ratio: expected a value that trees of depth {}, branching {} and mean node "
+      "length {} reach, in [{:.4g}, {:.4g}] (nearest {:.4g}), received {}",
+      options.depth, options.branching, options.node_length, lowest, highest, best, target);
 }
 
 Csr<int32_t> emit(const SynthOptions& options, const std::vector<SynthNode>& nodes) {
@@ -234,7 +223,7 @@ Csr<int32_t> synthesize(const SynthOptions& options) {
   std::vector<SynthNode> nodes = draw_shape(options);
   draw_ends(options, nodes);
   draw_lengths(options, nodes);
-  if (options.target_por != -1 || options.target_cached_token_ratio != -1) meet_target(options, nodes);
+  if (options.target_cached_token_ratio != -1) meet_target(options, nodes);
   return emit(options, nodes);
 }
 

@@ -20,10 +20,10 @@ struct SynthOptions {
   bool fixed_node_length = false;
   int64_t vocab_size = 256;  // ids are in [first_token, vocab_size)
   int64_t first_token = 0;
-  double end_inside = 0;                  // probability that a trajectory also ends at an inner node
-  double duplicate = 0;                   // probability that a trajectory is repeated
-  double target_por = -1;                 // in [0, 1): node lengths are scaled to approach this POR; -1: off
-  double target_cached_token_ratio = -1;  // >= 1: target of flat / tree; -1: off; excludes target_por
+  double end_inside = 0;  // probability that a trajectory also ends at an inner node
+  double duplicate = 0;   // probability that a trajectory is repeated
+  double target_cached_token_ratio =
+      -1;  // >= 1: node lengths are scaled to approach this flat / tree; -1: off
   uint64_t seed = 0;
 };
 

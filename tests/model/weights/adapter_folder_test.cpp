@@ -101,10 +101,10 @@ TEST_F(AdapterFolderTest, RefusesWhatIsNoPlainAdapter) {
   EXPECT_EQ(refusal_of("init_lora_weights", "gaussian"), "");
   EXPECT_EQ(refusal_of("lora_dropout", 0.1), "");  // which nothing but training minds
   SavedAdapter saved = load();
-  check_no_dropout(saved, folder_ / "adapter");
+  check_no_dropout(saved.adapter, folder_ / "adapter");
   saved.adapter.config["lora_dropout"] = 0.1;
   EXPECT_NE(message_of<InputError>([&] {
-              check_no_dropout(saved, folder_ / "adapter");
+              check_no_dropout(saved.adapter, folder_ / "adapter");
             }).find("lora_dropout: expected 0 for training, received 0.1"),
             std::string::npos);
 }

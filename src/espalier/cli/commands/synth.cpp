@@ -22,7 +22,7 @@ namespace {
 struct SynthArguments {
   SynthOptions synth;
   std::string out;
-  double loss_rate = 1;
+  double loss_rate = 1, target_por = -1;
   bool rl = false;
 };
 
@@ -55,7 +55,9 @@ Trajectories to_trajectories(const Csr<int32_t>& sequences, const SynthArguments
 }
 
 int run_synth(const SynthArguments& flags) {
-  const Trajectories trajectories = to_trajectories(synthesize(flags.synth), flags);
+  SynthOptions options = flags.synth;
+  if (flags.target_por >= 0) options.target_cached_token_ratio = 1 / (1 - flags.target_por);
+  const Trajectories trajectories = to_trajectories(synthesize(options), flags);
   const ForestStatistics statistics = forest_statistics(forest_of(trajectories, {}));
   write_trajectories(flags.out, trajectories);
   print_output("{}: {}, {}, {}, cached-token ratio {:.3f}, POR {:.3f}\n", printable(flags.out),
@@ -86,7 +88,7 @@ Command synth_command() {
            {.least = 0, .most = 1});
   list.add("duplicate", &synth.duplicate, "Probability that a trajectory is repeated",
            {.least = 0, .most = 1});
-  list.add("target-por", &synth.target_por, "Target potential overlap ratio (1 - tree / flat tokens)",
+  list.add("target-por", &flags->target_por, "Target potential overlap ratio (1 - tree / flat tokens)",
            {.least = 0, .most = 0.9999, .shows_default = false});
   list.add("target-cached-token-ratio", &synth.target_cached_token_ratio,
            "Target ratio of flat to tree tokens (>= 1)",

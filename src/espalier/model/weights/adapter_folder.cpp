@@ -202,9 +202,9 @@ Decoder load_adapted(const fs::path& model, const fs::path& adapter, at::ScalarT
                  load_adapter(adapter, decoder).adapter);
 }
 
-void check_no_dropout(const SavedAdapter& adapter, const fs::path& folder) {
+void check_no_dropout(const Adapter& adapter, const fs::path& folder) {
   const std::string file = (folder / kAdapterConfigFile).string();
-  const double dropout = number(adapter.adapter.config, "lora_dropout", 0, file);
+  const double dropout = number(adapter.config, "lora_dropout", 0, file);
   ESPALIER_CHECK(dropout == 0,
                  "{}: lora_dropout: expected 0 for training, received {}: dropout would differ between the "
                  "trajectories that share a token",

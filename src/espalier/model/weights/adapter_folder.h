@@ -40,7 +40,7 @@ Decoder load_adapted(const std::filesystem::path& model, const std::filesystem::
                      at::ScalarType dtype, at::Device device = at::kCPU);
 
 /// Throws InputError if the adapter has dropout, which training on trees does not support.
-void check_no_dropout(const SavedAdapter& adapter, const std::filesystem::path& folder);
+void check_no_dropout(const Adapter& adapter, const std::filesystem::path& folder);
 
 /// adapter_config.json of a new adapter of these maps. `base`: the path from which PEFT loads the model.
 nlohmann::ordered_json adapter_config(const LoraOptions& options, const std::vector<std::string>& targets,

@@ -16,12 +16,6 @@
 namespace espalier {
 namespace {
 
-Adapter load_saved(const TrainOptions& options, const Decoder& decoder) {
-  SavedAdapter saved = load_adapter(options.adapter, decoder);
-  check_no_dropout(saved, options.adapter);
-  return std::move(saved.adapter);
-}
-
 Adapter make_new(const TrainOptions& options, const DecoderConfig& config) {
   const ModelSpec& spec = config;
   const std::vector<LinearMap> maps = adapted_maps(spec, options.lora->targets);
@@ -39,11 +33,15 @@ Adapter make_new(const TrainOptions& options, const DecoderConfig& config) {
 Decoder load_model(const TrainOptions& options) {
   Decoder decoder = load_decoder(options.model, options.dtype, options.device);
   if (options.freeze_pad_embedding) decoder.freeze_pad_embedding();
-  return options.trains_adapter() ? with_adapter(decoder, options) : std::move(decoder);
+  if (!options.trains_adapter()) return decoder;
+  decoder = with_adapter(decoder, options);
+  check_no_dropout(decoder.adapter(), options.adapter);
+  return decoder;
 }
 
 Decoder with_adapter(const Decoder& decoder, const TrainOptions& options) {
-  Adapter adapter = options.lora ? make_new(options, decoder.config()) : load_saved(options, decoder);
+  Adapter adapter =
+      options.lora ? make_new(options, decoder.config()) : load_adapter(options.adapter, decoder).adapter;
   return Decoder(decoder.config(), decoder.weights(), decoder.buffers(), std::move(adapter));
 }
 
