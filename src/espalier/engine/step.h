@@ -3,13 +3,13 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <span>
 #include <string>
 #include <vector>
 
 #include "espalier/base/csr.h"
 #include "espalier/data/trajectories.h"
-#include "espalier/model/row_adapters.h"
 #include "espalier/objective/mix.h"
 #include "espalier/objective/options.h"
 #include "espalier/objective/terms.h"
@@ -17,6 +17,10 @@
 #include "espalier/plan/planner.h"
 
 namespace espalier {
+
+namespace accumulating {
+struct AdapterMaps;  // model/row_adapters.h
+}
 
 /// The input of one optimiser step: trajectories, their forest, the plan, and the loss terms.
 struct Step {
@@ -27,7 +31,7 @@ struct Step {
   Csr<int64_t> cuts;          // row m: the runs of micro-batch m that others continue, ascending
   Csr<Term> terms;
   Csr<int64_t> sharers;  // row i: the trajectories that share term i; empty with SharedTargets::kSum
-  std::vector<accumulating::AdapterMapsPtr> adapters{};  // [num_trajectories], or empty: the model's own
+  std::vector<std::shared_ptr<const accumulating::AdapterMaps>> adapters{};  // [num_trajectories] or empty
 
   /// The step of all ranks, of which this is the share of one (share.h).
   struct Whole {
@@ -57,7 +61,7 @@ struct StepOptions {
   /// The sources of a mix, used in place of `objective` with TermChoice::kWithLoss.
   std::span<const MixSource> mix{};
   /// By row of the data: an adapter of its own. Rows of different ones share nothing. Empty: none.
-  std::span<const accumulating::AdapterMapsPtr> adapters{};
+  std::span<const std::shared_ptr<const accumulating::AdapterMaps>> adapters{};
 };
 
 /// Builds forest, plan and terms of the given rows. Tokens with different recorded routes are not shared.

@@ -15,7 +15,7 @@
 namespace espalier::accumulating {
 
 /// The matrices of an adapter, by the data of the weights to whose projections they are added.
-using AdapterMaps = std::unordered_map<const void*, LowRank>;
+struct AdapterMaps : std::unordered_map<const void*, LowRank> {};
 using AdapterMapsPtr = std::shared_ptr<const AdapterMaps>;  // null: no adapter
 
 /// What is added to the projections of the rows [begin, begin + count) of x.

@@ -5,7 +5,6 @@
 
 #include <chrono>
 
-#include "espalier/base/check.h"
 #include "espalier/base/mapped_file_guard.h"
 #include "espalier/distributed/process_group.h"
 #include "espalier/engine/share.h"
