@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Weights that go to a vLLM server over NCCL. Gloo stands for NCCL, and for vLLM a server that takes requests and bytes as vLLM
+"""Weights that go to a vLLM server over NCCL. Sockets stand for NCCL, and for vLLM a server that takes requests and bytes as vLLM
 0.33.0 does."""
 
 import base64
@@ -19,7 +19,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-import publish_over_gloo
+import publish_over_sockets
 from conftest import REPOSITORY
 from espalier.publish import weight_transfer
 from espalier.publish.vllm_server import Server
@@ -48,7 +48,7 @@ class Worker:
             raise ValueError(f"nccl_unique_id_b64 must decode to 128 bytes, got {len(identifier)} bytes")
         assert packed and packed_num_buffers == 2
         self.limit = packed_buffer_size_bytes
-        self.group = publish_over_gloo.Rank(identifier)
+        self.group = publish_over_sockets.Rank(identifier)
         self.group.join(world_size, rank_offset + self.rank)
 
     def shutdown_weight_transfer_engine(self):
@@ -187,7 +187,7 @@ def folder(weights, tmp_path):
 
 
 def send(server, folder, group=None):
-    weight_transfer.send(Server(server.url), folder, group or publish_over_gloo.Rank())
+    weight_transfer.send(Server(server.url), folder, group or publish_over_sockets.Rank())
 
 
 def same(received, sent):
@@ -223,7 +223,7 @@ def test_memory_is_a_buffer_and_the_largest_tensor(server, folder, monkeypatch):
     """Chunks are released as they are sent; Gloo may hold the last one for a moment longer."""
     limit, sizes, alive = 1, [], []
 
-    class Counting(publish_over_gloo.Rank):
+    class Counting(publish_over_sockets.Rank):
         def broadcast(self, buffer):
             sizes.append(buffer.numel())
             super().broadcast(buffer)
@@ -243,7 +243,7 @@ def test_memory_is_a_buffer_and_the_largest_tensor(server, folder, monkeypatch):
 
 
 def test_a_run_publishes_to_a_server(espalier, flags, server, tmp_path):
-    command = f"{sys.executable} {REPOSITORY}/tests/python/publish_over_gloo.py --buffer-bytes 5000 --weight-transfer nccl {server.url}"
+    command = f"{sys.executable} {REPOSITORY}/tests/python/publish_over_sockets.py --buffer-bytes 5000 --weight-transfer nccl {server.url}"
     espalier("train", *flags, "--out", tmp_path / "run", "--steps", 2, "--publish", tmp_path / "out", "--publish-command",
              f"PYTHONPATH={REPOSITORY}/python {command}", "--publish-every", 1)  # fmt: skip
     assert server.requests == ONE_UPDATE + ONE_UPDATE
@@ -321,7 +321,7 @@ def test_a_worker_that_fails_in_the_middle_ends_the_transfer(server, weights, fo
     same(worker.weights, weights)
 
 
-class FailsAt(publish_over_gloo.Rank):
+class FailsAt(publish_over_sockets.Rank):
     """Waits without an end, or fails, in one of its calls."""
 
     def __init__(self, call, error):
@@ -387,7 +387,7 @@ def test_a_sender_that_is_told_to_end_lets_the_server_go_on(server, folder, numb
 
     server.before = wait
     words = ["--weight-transfer", "nccl"] if over_nccl else []
-    process = subprocess.Popen([sys.executable, REPOSITORY / "tests/python/publish_over_gloo.py", *words, server.url, folder],
+    process = subprocess.Popen([sys.executable, REPOSITORY / "tests/python/publish_over_sockets.py", *words, server.url, folder],
                                env={"PYTHONPATH": str(REPOSITORY / "python")}, stderr=subprocess.PIPE, text=True)  # fmt: skip
     if not over_nccl:
         server.RequestHandlerClass = WithHealth
