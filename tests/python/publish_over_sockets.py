@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """python -m espalier.publish with sockets in place of NCCL: the program, and what both sides need for it."""
 
+import contextlib
 import socket
 import struct
 import sys
@@ -54,10 +55,8 @@ class Rank:
 
     def abort(self):
         for each in self.sockets:
-            try:
+            with contextlib.suppress(OSError):  # not connected any more
                 each.shutdown(socket.SHUT_RDWR)  # ends calls that wait in other threads; close alone does not
-            except OSError:
-                pass  # not connected any more
             each.close()
 
 
