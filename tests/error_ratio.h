@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include "espalier/base/error_ratio.h"
+#include "tests/test_seed.h"
 
 namespace espalier::testing {
 
@@ -17,15 +18,8 @@ using espalier::kMaxErrorRatio;
 using espalier::kMinPooledValues;
 using espalier::SquaredErrors;
 
-/// Sanitizers look for other faults, and make emulated kernels ten times slower: there each test has one
-/// problem of a kind, and ratios of errors, which take many, are left to the same tests without them.
-#ifdef ESPALIER_SANITIZED
-inline constexpr bool kIsSanitized = true;
-#else
-inline constexpr bool kIsSanitized = false;
-#endif
-
-/// How many problems to pool that have so many independent values each.
+/// How many problems to pool that have so many independent values each. Under sanitizers ratios of errors,
+/// which take many, are not judged.
 constexpr int64_t draws_for(int64_t values) {
   if (kIsSanitized) return 1;
   return values < kMinPooledValues ? (kMinPooledValues + values - 1) / values : 1;

@@ -17,13 +17,14 @@ using testing::random_row;
 using testing::random_trajectories;
 using testing::RandomShape;
 using testing::ScratchFolder;
+using testing::seeds;
 using testing::test_seed;
 
 const std::vector<std::string> kNames = {"a.jsonl", "a.jsonl.gz", "a.jsonl.zst", "a.safetensors"};
 
 TEST(RoundTrip, RandomTrajectoriesReadBackEqual) {
   const ScratchFolder folder;
-  for (uint64_t seed = 0; seed < 60; ++seed) {
+  for (uint64_t seed = 0; seed < seeds(60); ++seed) {
     SCOPED_TRACE(fmt::format("seed {}", seed));
     Rng rng(test_seed(seed));
     const Trajectories written = random_trajectories(rng);

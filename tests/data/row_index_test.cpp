@@ -25,6 +25,7 @@ namespace {
 namespace fs = std::filesystem;
 using testing::differences;
 using testing::message_of;
+using testing::seeds;
 using testing::values_of;
 using testing::write_bytes;
 
@@ -93,7 +94,7 @@ class RowIndexTest : public ::testing::Test {
 
 TEST_F(RowIndexTest, GivesTheSameRowsNamesReportsAndHashes) {
   const std::vector<std::string> endings = {"a.jsonl", "a.jsonl.gz", "a.jsonl.zst", "a.safetensors"};
-  for (uint64_t seed = 0; seed < 60; ++seed) {
+  for (uint64_t seed = 0; seed < seeds(60); ++seed) {
     SCOPED_TRACE(fmt::format("seed {}", seed));
     Rng rng(testing::test_seed(seed));
     const testing::ScratchFolder folder;

@@ -10,8 +10,10 @@
 namespace espalier {
 namespace {
 
+using testing::seeds;
+
 TEST(SliceRows, AreTheRowsByThemselves) {
-  for (uint64_t seed = 0; seed < 100; ++seed) {
+  for (uint64_t seed = 0; seed < seeds(100); ++seed) {
     SCOPED_TRACE(fmt::format("seed {}", seed));
     Rng rng(testing::test_seed(seed));
     const Trajectories all = testing::random_trajectories(rng);

@@ -24,7 +24,11 @@ class ProductDecisionTest : public ::testing::Test {
  protected:
   ProductDecision decide(const ProductFeatures& features, const fs::path& folder) {
     notes_.clear();
-    return decide_products(features, folder, [&](const std::string& note) { notes_.push_back(note); });
+    const auto note = [&](const std::string& line) { notes_.push_back(line); };
+    return decide_products(features, folder, note, [&] {
+      ++measured_;
+      return ProductChoice{Float32Products::kPanels, Bfloat16Products::kNative};
+    });
   }
 
   std::vector<fs::path> kept() const {
@@ -39,6 +43,7 @@ class ProductDecisionTest : public ::testing::Test {
 
   ScratchFolder scratch_;
   std::vector<std::string> notes_;
+  int measured_ = 0;
   const ForcedVariable no_bfloat16_{"ESPALIER_BF16_PRODUCTS", nullptr};
   const ForcedVariable no_float32_{"ESPALIER_FLOAT32_PRODUCTS", nullptr};
 };
@@ -52,11 +57,14 @@ TEST_F(ProductDecisionTest, IsThatOfTheFeaturesWithoutMeasuring) {
   EXPECT_EQ(decision.choice, choose_by_features(kKnown));
   EXPECT_EQ(decision.reason, "feature: AMD with AVX-512 for bfloat16");
   EXPECT_TRUE(notes_.empty());
+  EXPECT_EQ(measured_, 0);
   EXPECT_TRUE(kept().empty());
 }
 
 TEST_F(ProductDecisionTest, IsMeasuredOnceWhereFeaturesDoNotTell) {
   const ProductDecision first = decide(kUnknown, folder());
+  EXPECT_EQ(to_string(first.choice), "float32=panels,bfloat16=native");
+  EXPECT_EQ(measured_, 1);
   EXPECT_EQ(first.reason, "measurement: neither Intel nor AMD with AVX-512");
   EXPECT_EQ(notes_.size(), 1u);
   ASSERT_EQ(kept().size(), 1u);
@@ -84,6 +92,15 @@ TEST_F(ProductDecisionTest, IsMeasuredOnceWhereFeaturesDoNotTell) {
     decide(kUnknown, folder());
     EXPECT_EQ(notes_.size(), 1u) << broken;
   }
+  EXPECT_EQ(measured_, 6);
+}
+
+TEST_F(ProductDecisionTest, AMeasurementIsKept) {
+  const auto note = [&](const std::string& line) { notes_.push_back(line); };
+  const ProductDecision measured = decide_products(kUnknown, folder(), note);
+  EXPECT_EQ(notes_.size(), 1u);
+  EXPECT_EQ(decide(kUnknown, folder()).choice, measured.choice);
+  EXPECT_EQ(measured_, 0);
 }
 
 TEST_F(ProductDecisionTest, DoesWithoutAFolderToKeepIt) {

@@ -12,6 +12,8 @@
 namespace espalier {
 namespace {
 
+using testing::seeds;
+
 using Bins = std::vector<std::vector<int64_t>>;
 
 /// What best-fit decreasing promises: each item once, no bin too full, no two bins that fit into one.
@@ -32,7 +34,7 @@ bool holds(const std::vector<int64_t>& sizes, int64_t capacity, const Bins& bins
 }
 
 TEST(BinPacking, Promises) {
-  for (uint64_t seed = 0; seed < 500; ++seed) {
+  for (uint64_t seed = 0; seed < seeds(500); ++seed) {
     SCOPED_TRACE(seed);
     Rng rng(testing::test_seed(seed), 61);
     const int64_t capacity = rng.between(1, 60);

@@ -19,6 +19,8 @@
 namespace espalier {
 namespace {
 
+using testing::kIsSanitized;
+using testing::seeds;
 using testing::small_decoder_costs;
 
 constexpr Strategy kAll[] = {Strategy::kAuto, Strategy::kPartition, Strategy::kTreePacking,
@@ -122,19 +124,20 @@ Agreement check_against_make_plan(const Forest& forest, const PlanCosts& by) {
 TEST(PlanComparison, ChoosesWhatMakePlanMakes) {
   for (const PlanCosts& by : {small_decoder_costs(), reversed_costs()}) {
     Agreement all;
-    for (uint64_t seed = 0; seed < 6; ++seed) {
+    for (uint64_t seed = 0; seed < seeds(6); ++seed) {
       SCOPED_TRACE(seed);
       const Agreement one = check_against_make_plan(several_trees(seed), by);
       all.plans += one.plans;
       all.errors += one.errors;
     }
+    if (kIsSanitized) continue;
     EXPECT_GT(all.plans, 100);
     EXPECT_GT(all.errors, 10);
   }
 }
 
 TEST(PlanComparison, EveryCandidateIsThePlanOfItsOwnWay) {
-  for (uint64_t seed = 0; seed < 3; ++seed) {
+  for (uint64_t seed = 0; seed < seeds(3); ++seed) {
     const Forest forest = several_trees(seed);
     for (PlanOptions options : budgets_of(forest)) {
       options.strategy = Strategy::kAuto;
@@ -157,7 +160,7 @@ TEST(PlanComparison, EveryCandidateIsThePlanOfItsOwnWay) {
 
 TEST(PlanComparison, TheSmallestBudgetThatFitsIsNamedAndFits) {
   int64_t named_bytes = 0, named_tokens = 0;
-  for (uint64_t seed = 0; seed < 4; ++seed) {
+  for (uint64_t seed = 0; seed < seeds(4); ++seed) {
     const Forest forest = several_trees(seed);
     for (PlanOptions options : budgets_of(forest)) {
       options.strategy = Strategy::kAuto;
@@ -184,8 +187,8 @@ TEST(PlanComparison, TheSmallestBudgetThatFitsIsNamedAndFits) {
       }
     }
   }
-  EXPECT_GT(named_bytes, 5);
-  EXPECT_GT(named_tokens, 5);
+  EXPECT_GT(named_bytes, kIsSanitized ? 0 : 5);
+  EXPECT_GT(named_tokens, kIsSanitized ? 0 : 5);
 }
 
 TEST(PlanComparison, AStrategyThatFitsNothingFailsThoughAnotherFits) {

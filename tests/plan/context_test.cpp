@@ -18,6 +18,7 @@ namespace espalier {
 namespace {
 
 using testing::make_rows;
+using testing::seeds;
 using testing::test_seed;
 
 using AllPieces = std::vector<std::vector<ContextBlock>>;  // of each micro-batch
@@ -117,7 +118,7 @@ void check_contexts(const Forest& forest, const std::vector<MicroBatch>& batches
 }
 
 TEST(Context, ReproducesTheVisibilityOfRandomForests) {
-  for (uint64_t seed = 0; seed < 2000; ++seed) {
+  for (uint64_t seed = 0; seed < seeds(2000); ++seed) {
     SCOPED_TRACE(seed);
     Rng rng(test_seed(seed), 31);
     const Forest forest = build_forest(testing::random_rows(rng).view());

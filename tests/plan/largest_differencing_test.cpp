@@ -12,6 +12,8 @@
 namespace espalier {
 namespace {
 
+using testing::seeds;
+
 using Sets = std::vector<std::vector<int64_t>>;
 
 double largest_sum(const std::vector<double>& numbers, const Sets& sets) {
@@ -31,7 +33,7 @@ TEST(LargestDifferencing, TheTextbooksExample) {
 }
 
 TEST(LargestDifferencing, DividesAllNumbersNotMuchWorseThanAnyOrderWould) {
-  for (uint64_t seed = 0; seed < 300; ++seed) {
+  for (uint64_t seed = 0; seed < seeds(300); ++seed) {
     SCOPED_TRACE(seed);
     Rng rng(testing::test_seed(seed), 31);
     std::vector<double> numbers(rng.below(30));

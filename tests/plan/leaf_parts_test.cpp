@@ -12,6 +12,7 @@ namespace {
 using testing::kTreeShapes;
 using testing::naive_part_tokens;
 using testing::random_tree;
+using testing::seeds;
 using testing::test_seed;
 
 /// Root of 10; a leaf of 1; an inner node of 5 with leaves of 2 and 3.
@@ -34,7 +35,7 @@ TEST(LeafParts, PartsFromLabels) {
 }
 
 TEST(LeafParts, TokensAreThoseOfTheUnion) {
-  for (uint64_t seed = 0; seed < 600; ++seed) {
+  for (uint64_t seed = 0; seed < seeds(600); ++seed) {
     SCOPED_TRACE(seed);
     Rng rng(test_seed(seed), 62);
     const TokenTree tree = random_tree(kTreeShapes[seed % 6], rng.between(1, 30), rng);

@@ -14,9 +14,11 @@ namespace espalier {
 namespace {
 
 using testing::for_each_packing;
+using testing::kIsSanitized;
 using testing::kTreeShapes;
 using testing::random_budget;
 using testing::random_tree;
+using testing::seeds;
 using testing::test_seed;
 
 /// The optimum by its definition, over all packings.
@@ -33,7 +35,7 @@ int64_t best_by_trying_all(const TokenTree& tree, int64_t budget) {
 
 TEST(MultiPath, OptimalAmongAllPackings) {
   int64_t budget_matters = 0;
-  for (uint64_t seed = 0; seed < 3000; ++seed) {
+  for (uint64_t seed = 0; seed < seeds(3000); ++seed) {
     SCOPED_TRACE(seed);
     Rng rng(test_seed(seed), 64);
     TokenTree tree = random_tree(kTreeShapes[seed % 6], rng.between(1, 7), rng);
@@ -56,7 +58,7 @@ TEST(MultiPath, OptimalAmongAllPackings) {
               MultiPathOutcome::kNothingWithinBound);
     budget_matters += pack_multi_path(tree, 2 * budget).total_tokens != optimum;
   }
-  EXPECT_GT(budget_matters, 500);  // negative control: another budget is another optimum
+  EXPECT_GT(budget_matters, kIsSanitized ? 0 : 500);  // negative control: another budget is another optimum
 }
 
 TEST(MultiPath, SharesNestedPaths) {

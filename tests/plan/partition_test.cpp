@@ -21,6 +21,7 @@ namespace {
 
 using testing::make_rows;
 using testing::Rows;
+using testing::seeds;
 using testing::test_seed;
 
 constexpr Merge kMerges[] = {Merge::kNone, Merge::kLeaves, Merge::kAll};
@@ -184,7 +185,7 @@ void check_all_merges(PartitionCase given) {
 }
 
 TEST(Partition, RandomForestsAndCuts) {
-  for (uint64_t seed = 0; seed < 3000; ++seed) {
+  for (uint64_t seed = 0; seed < seeds(3000); ++seed) {
     SCOPED_TRACE(seed);
     Rng rng(test_seed(seed), 21);
     const Rows rows = testing::random_rows(rng);
@@ -200,7 +201,7 @@ TEST(Partition, RandomForestsAndCuts) {
 }
 
 TEST(Partition, ChosenCutsFitAnyBudget) {
-  for (uint64_t seed = 0; seed < 3000; ++seed) {
+  for (uint64_t seed = 0; seed < seeds(3000); ++seed) {
     SCOPED_TRACE(seed);
     Rng rng(test_seed(seed), 22);
     const Rows rows = testing::random_rows(rng);
@@ -253,7 +254,7 @@ int64_t fewest_by_force(const Forest& forest, int64_t budget, Merge merge) {
 }
 
 TEST(Partition, EveryCutSetOfTinyForests) {
-  for (uint64_t seed = 0; seed < 60; ++seed) {
+  for (uint64_t seed = 0; seed < seeds(60); ++seed) {
     SCOPED_TRACE(seed);
     Rng rng(test_seed(seed), 23);
     PartitionCase given{tiny_forest(rng, 8), {}, 0, Merge::kNone};
@@ -272,7 +273,7 @@ TEST(Partition, EveryCutSetOfTinyForests) {
 // Kundu and Misra's minimum without merging; with merging the choice is a heuristic, near the minimum.
 TEST(Partition, FewestMicroBatches) {
   std::vector<int64_t> total(3, 0), minimum(3, 0), not_minimal(3, 0);
-  for (uint64_t seed = 0; seed < 150; ++seed) {
+  for (uint64_t seed = 0; seed < seeds(150); ++seed) {
     SCOPED_TRACE(seed);
     Rng rng(test_seed(seed), 24);
     const Forest forest = tiny_forest(rng, 9);

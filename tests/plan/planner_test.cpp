@@ -20,6 +20,7 @@ namespace {
 
 using testing::make_rows;
 using testing::Rows;
+using testing::seeds;
 using testing::test_seed;
 
 Plan tree_plan(const Forest& forest, int64_t budget) {
@@ -117,7 +118,7 @@ void check_plans(const Rows& rows, std::span<const int64_t> subset, int64_t budg
 }
 
 TEST(Planner, RandomForests) {
-  for (uint64_t seed = 0; seed < 3000; ++seed) {
+  for (uint64_t seed = 0; seed < seeds(3000); ++seed) {
     SCOPED_TRACE(seed);
     Rng rng(test_seed(seed), 4);
     const Rows rows = testing::random_rows(rng);
@@ -130,7 +131,7 @@ TEST(Planner, RandomForests) {
 }
 
 TEST(Planner, SyntheticForests) {
-  for (uint64_t seed = 0; seed < 60; ++seed) {
+  for (uint64_t seed = 0; seed < seeds(60); ++seed) {
     SCOPED_TRACE(seed);
     Rng rng(test_seed(seed), 5);
     const SynthOptions options{.num_trees = rng.between(1, 6),
@@ -214,7 +215,7 @@ std::vector<std::vector<int64_t>> naive_best_fit(const std::vector<int64_t>& siz
 }
 
 TEST(Planner, PacksBestFitDecreasing) {
-  for (uint64_t seed = 0; seed < 200; ++seed) {
+  for (uint64_t seed = 0; seed < seeds(200); ++seed) {
     SCOPED_TRACE(seed);
     Rng rng(test_seed(seed), 6);
     Rows rows;

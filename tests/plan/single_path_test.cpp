@@ -14,9 +14,11 @@ namespace espalier {
 namespace {
 
 using testing::for_each_packing;
+using testing::kIsSanitized;
 using testing::kTreeShapes;
 using testing::random_budget;
 using testing::random_tree;
+using testing::seeds;
 using testing::test_seed;
 
 /// Cost of a part that shares one path: L(u) plus residual paths, u the deepest node above all its leaves.
@@ -51,7 +53,7 @@ int64_t best_of_one_prefix_each(const TokenTree& tree, int64_t budget) {
 
 TEST(SinglePath, OptimalAmongOnePathPerPart) {
   int64_t budget_matters = 0;
-  for (uint64_t seed = 0; seed < 1200; ++seed) {
+  for (uint64_t seed = 0; seed < seeds(1200); ++seed) {
     SCOPED_TRACE(seed);
     Rng rng(test_seed(seed), 63);
     const TokenTree tree = random_tree(kTreeShapes[seed % 6], rng.between(1, 7), rng);
@@ -68,7 +70,7 @@ TEST(SinglePath, OptimalAmongOnePathPerPart) {
     ASSERT_GE(packing.total_tokens, total_tokens(leaves, packing.parts));
     budget_matters += packing.total_tokens != best_of_one_prefix_each(tree, 2 * budget);
   }
-  EXPECT_GT(budget_matters, 200);  // negative control: another budget is another optimum
+  EXPECT_GT(budget_matters, kIsSanitized ? 0 : 200);  // negative control: another budget is another optimum
 }
 
 TEST(SinglePath, ResidualPathsAreNotShared) {

@@ -14,6 +14,7 @@ namespace espalier {
 namespace {
 
 using testing::make_rows;
+using testing::seeds;
 using testing::test_seed;
 
 int64_t encoded_tokens(const std::vector<MicroBatch>& batches) {
@@ -47,7 +48,7 @@ TEST(TreePacking, PairsLeavesAcrossTheTree) {
 
 TEST(TreePacking, NeverBelowTheOptimumAndNear) {
   int64_t packed = 0, optimal = 0, too_generous = 0;
-  for (uint64_t seed = 0; seed < 1000; ++seed) {
+  for (uint64_t seed = 0; seed < seeds(1000); ++seed) {
     SCOPED_TRACE(seed);
     Rng rng(test_seed(seed), 69);
     const testing::Rows rows = testing::random_rows(rng);

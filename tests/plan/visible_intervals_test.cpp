@@ -19,6 +19,7 @@ namespace {
 
 using testing::make_rows;
 using testing::message_of;
+using testing::seeds;
 using testing::test_seed;
 
 /// By the definition of the form: f0, then pairs.
@@ -98,7 +99,7 @@ TEST(VisibleIntervals, OfAHandMadeForest) {
 }
 
 TEST(VisibleIntervals, AreTheMaskOfRandomForestsAndTheirMicroBatches) {
-  for (uint64_t seed = 0; seed < 500; ++seed) {
+  for (uint64_t seed = 0; seed < seeds(500); ++seed) {
     SCOPED_TRACE(seed);
     Rng rng(test_seed(seed), 63);
     const auto order = rng.uniform() < 0.5 ? ChildOrder::kFirstReached : ChildOrder::kMostLeavesFirst;
@@ -121,7 +122,7 @@ TEST(VisibleIntervals, AreTheMaskOfRandomForestsAndTheirMicroBatches) {
 }
 
 TEST(VisibleIntervals, AreFewWhereTheChildWithMostLeavesIsFirst) {
-  for (uint64_t seed = 0; seed < 300; ++seed) {
+  for (uint64_t seed = 0; seed < seeds(300); ++seed) {
     SCOPED_TRACE(seed);
     Rng rng(test_seed(seed), 64);
     const testing::Rows rows = testing::random_rows(rng);

@@ -12,6 +12,8 @@
 namespace espalier {
 namespace {
 
+using testing::seeds;
+
 constexpr int64_t kWindows[] = {1, 2, 3, 4, 7, 1000};
 
 /// Tokens on the root path of a token that a query there sees.
@@ -23,7 +25,7 @@ int64_t keys_of(const Forest& forest, int64_t token, int64_t window) {
 
 TEST(WindowPairs, AreThoseOfEveryPlan) {
   int64_t fewer = 0;
-  for (uint64_t seed = 0; seed < 60; ++seed) {
+  for (uint64_t seed = 0; seed < seeds(60); ++seed) {
     SCOPED_TRACE("seed " + std::to_string(seed));
     Rng rng(testing::test_seed(seed), 0x11);
     const testing::Rows rows = testing::random_rows(rng);

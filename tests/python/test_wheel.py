@@ -43,7 +43,8 @@ def wheel(tmp_path_factory):
                         for name in ("CMAKE_CXX_COMPILER", "ESPALIER_WERROR"))  # fmt: skip
     variables = {"CXX": compiler}
     if shutil.which("ccache"):
-        variables |= {"CMAKE_CXX_COMPILER_LAUNCHER": "ccache", "CCACHE_BASEDIR": str(REPOSITORY)}  # as scripts/build.sh
+        variables |= {"CMAKE_CXX_COMPILER_LAUNCHER": "ccache", "CCACHE_BASEDIR": str(REPOSITORY),
+                      "CCACHE_SLOPPINESS": "pch_defines,time_macros,include_file_mtime,include_file_ctime"}  # as scripts/build.sh
     run(sys.executable, "-m", "pip", "wheel", "--quiet", "--disable-pip-version-check", "--no-build-isolation",
         "--no-deps", "--no-index", f"--config-settings=cmake.define.ESPALIER_WERROR={strict}", "--wheel-dir", folder,
         REPOSITORY, cwd=folder, **variables)  # fmt: skip

@@ -13,6 +13,7 @@ namespace {
 
 using testing::make_rows;
 using testing::Rows;
+using testing::seeds;
 using testing::test_seed;
 using Counts = std::map<int64_t, int64_t>;
 
@@ -67,7 +68,7 @@ bool begins(const Rows& rows, int64_t a, int64_t b) {
 }
 
 TEST(Statistics, RandomForestsMatchRowByRowCounts) {
-  for (uint64_t seed = 0; seed < 2000; ++seed) {
+  for (uint64_t seed = 0; seed < seeds(2000); ++seed) {
     SCOPED_TRACE(seed);
     Rng rng(test_seed(seed), 2);
     const Rows rows = testing::random_rows(rng);

@@ -39,13 +39,13 @@ std::optional<ProductChoice> read_measurement(const std::filesystem::path& path,
 }
 
 ProductChoice measured_before(const ProductFeatures& features, const std::filesystem::path& folder,
-                              const std::function<void(const std::string&)>& note) {
+                              const auto& note, const auto& measure) {
   const nlohmann::ordered_json key = measurement_key(features);
   const auto path = folder / fmt::format("products-{:016x}.json", std::hash<std::string>{}(key.dump()));
   if (const auto choice = read_measurement(path, key)) return *choice;
   note(fmt::format("measuring which matrix products are fastest on this machine (once; kept in {})",
                    path.string()));
-  const ProductChoice choice = measure_products();
+  const ProductChoice choice = measure();
   try {
     std::filesystem::create_directories(folder);
     write_text(path, nlohmann::ordered_json{{"key", key}, {"products", to_string(choice)}}.dump(2) + "\n");
@@ -86,9 +86,10 @@ ProductChoice measure_products() {
 }
 
 ProductDecision decide_products(const ProductFeatures& features, const std::filesystem::path& folder,
-                                const std::function<void(const std::string&)>& note) {
+                                const std::function<void(const std::string&)>& note,
+                                const std::function<ProductChoice()>& measure) {
   const auto by_features = choose_by_features(features);
-  const ProductChoice choice = by_features ? *by_features : measured_before(features, folder, note);
+  const ProductChoice choice = by_features ? *by_features : measured_before(features, folder, note, measure);
   const ProductChoice named = with_environment(choice);
   return {named, named == choice
                      ? fmt::format("{}: {}", by_features ? "feature" : "measurement", describe(features))

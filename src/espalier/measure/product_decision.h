@@ -13,6 +13,10 @@
 
 namespace espalier {
 
+/// Measures the fastest way for each dtype. Prefers LibTorch's (for bfloat16, upcast) unless another one
+/// takes less than 0.95 of its time.
+ProductChoice measure_products();
+
 struct ProductDecision {
   ProductChoice choice;
   std::string reason;
@@ -23,11 +27,8 @@ struct ProductDecision {
 /// rounds. `note` is called before measuring and if the result cannot be saved. The environment may override
 /// the choice (with_environment).
 ProductDecision decide_products(const ProductFeatures& features, const std::filesystem::path& folder,
-                                const std::function<void(const std::string&)>& note);
-
-/// Measures the fastest way for each dtype. Prefers LibTorch's (for bfloat16, upcast) unless another one
-/// takes less than 0.95 of its time.
-ProductChoice measure_products();
+                                const std::function<void(const std::string&)>& note,
+                                const std::function<ProductChoice()>& measure = measure_products);
 
 /// Adds the products to the JSON of a cost model (plan/time_model.h), whose readers ignore them.
 void add_products(const ProductChoice& products, nlohmann::ordered_json* cost_model);

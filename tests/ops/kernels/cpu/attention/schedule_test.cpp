@@ -16,6 +16,7 @@ namespace {
 
 using testing::ForestShape;
 using testing::random_subtree_end;
+using testing::seeds;
 using testing::test_seed;
 using Ends = std::vector<int32_t>;
 
@@ -88,7 +89,7 @@ bool is_order(const std::vector<int32_t>& order, size_t size) {
 
 TEST(Schedule, ClassifiesEveryTileOfRandomForests) {
   testing::TileCounts total;
-  for (uint64_t seed = 0; seed < 3000; ++seed) {
+  for (uint64_t seed = 0; seed < seeds(3000); ++seed) {
     SCOPED_TRACE("seed " + std::to_string(seed));
     const Problem problem = random_problem(seed);
     const Schedule schedule = make_schedule(problem.ends, problem.context, problem.sizes);
@@ -101,7 +102,7 @@ TEST(Schedule, ClassifiesEveryTileOfRandomForests) {
 }
 
 TEST(Schedule, TilesOfAKeyBlockTakeTurnsInTheOrderOfQueryBlocks) {
-  for (uint64_t seed = 0; seed < 500; ++seed) {
+  for (uint64_t seed = 0; seed < seeds(500); ++seed) {
     SCOPED_TRACE("seed " + std::to_string(seed));
     const Problem problem = random_problem(seed);
     const Schedule schedule = make_schedule(problem.ends, problem.context, problem.sizes);

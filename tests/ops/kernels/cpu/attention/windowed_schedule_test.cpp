@@ -16,6 +16,7 @@ namespace {
 
 using testing::ForestShape;
 using testing::random_subtree_end;
+using testing::seeds;
 using testing::test_seed;
 
 /// A forest below a context of one segment, whose keys are before it on the path.
@@ -69,7 +70,7 @@ std::pair<int64_t, int64_t> pairs_of(const Problem& problem, const Schedule& sch
 
 TEST(WindowedSchedule, ListsWhatHasVisiblePairs) {
   testing::TileCounts total;
-  for (uint64_t seed = 0; seed < 1000; ++seed) {
+  for (uint64_t seed = 0; seed < seeds(1000); ++seed) {
     SCOPED_TRACE("seed " + std::to_string(seed));
     Problem problem(seed);
     const Schedule schedule = problem.schedule();
@@ -149,7 +150,7 @@ std::map<Pair, int> visible_pairs(const Problem& problem) {
 }
 
 TEST(WindowedSchedule, ChunksHoldEveryVisiblePairOnce) {
-  for (uint64_t seed = 0; seed < 500; ++seed) {
+  for (uint64_t seed = 0; seed < seeds(500); ++seed) {
     SCOPED_TRACE("seed " + std::to_string(seed));
     Problem problem(seed);
     ASSERT_EQ(pairs_in_chunks(problem, problem.schedule(), 1 + static_cast<int32_t>(seed % 3)),
