@@ -8,22 +8,22 @@
 namespace espalier::testing {
 namespace {
 
-enum class Colour { kRed, kGreen, kBlue };
-constexpr auto kColours = std::to_array<Word<Colour>>({{"red", Colour::kRed}, {"green", Colour::kGreen}});
+enum class Shade { kRed, kGreen, kBlue };
+constexpr auto kShades = std::to_array<Word<Shade>>({{"red", Shade::kRed}, {"green", Shade::kGreen}});
 
 TEST(Words, AreParsedAndNamed) {
-  EXPECT_EQ(parse_word(kColours, "colour", "green"), Colour::kGreen);
-  EXPECT_STREQ(word_of(kColours, Colour::kRed), "red");
-  EXPECT_TRUE(has_word(kColours, "red"));
-  EXPECT_FALSE(has_word(kColours, "pink"));
-  EXPECT_EQ(all_words(kColours), (std::vector<std::string>{"red", "green"}));
+  EXPECT_EQ(parse_word(kShades, "colour", "green"), Shade::kGreen);
+  EXPECT_STREQ(word_of(kShades, Shade::kRed), "red");
+  EXPECT_TRUE(has_word(kShades, "red"));
+  EXPECT_FALSE(has_word(kShades, "pink"));
+  EXPECT_EQ(all_words(kShades), (std::vector<std::string>{"red", "green"}));
   EXPECT_EQ(list_of(std::to_array<Word<int>>({{"a", 1}, {"b", 2}, {"c", 3}})), "a, b or c");
 }
 
 TEST(Words, OthersAreRefusedWithTheList) {
-  EXPECT_EQ(message_of<InputError>([] { parse_word(kColours, "colour", "pink"); }),
+  EXPECT_EQ(message_of<InputError>([] { parse_word(kShades, "colour", "pink"); }),
             "colour: expected red or green, received `pink`");
-  EXPECT_THROW(word_of(kColours, Colour::kBlue), InternalError);
+  EXPECT_THROW(word_of(kShades, Shade::kBlue), InternalError);
 }
 
 }  // namespace

@@ -18,7 +18,7 @@ namespace espalier::testing {
 namespace {
 
 constexpr Family kWithExperts[] = {Family::kQwen3Moe, Family::kGlm4Moe, Family::kGptOss};
-constexpr int kVocabSize = 19;
+constexpr int kRouterVocabSize = 19;
 
 /// A way of planning, whose token budget depends on the data.
 struct WayOfPlanning {
@@ -103,7 +103,7 @@ void expect_equal(const Decoder& decoder, const Case& given) {
 
 TEST(Routers, LossesEqualPerTrajectoryTrainingUnderEveryPlan) {
   for (const Family family : kWithExperts) {
-    const Decoder decoder = tiny_decoder(tiny_config(family, kVocabSize), 3);
+    const Decoder decoder = tiny_decoder(tiny_config(family, kRouterVocabSize), 3);
     for (int i = 0; i < 21; ++i) {
       SCOPED_TRACE(fmt::format("{}, forest {}", to_string(family), i));
       ASSERT_NO_FATAL_FAILURE(expect_equal(decoder, random_case(decoder, i, false, true)));
@@ -113,7 +113,7 @@ TEST(Routers, LossesEqualPerTrajectoryTrainingUnderEveryPlan) {
 
 TEST(Routers, RecordedRoutesEqualPerTrajectoryTrainingUnderEveryPlan) {
   for (const Family family : kWithExperts) {
-    const Decoder decoder = tiny_decoder(tiny_config(family, kVocabSize), 4);
+    const Decoder decoder = tiny_decoder(tiny_config(family, kRouterVocabSize), 4);
     for (int i = 21; i < 42; ++i) {
       SCOPED_TRACE(fmt::format("{}, forest {}", to_string(family), i));
       ASSERT_NO_FATAL_FAILURE(expect_equal(decoder, random_case(decoder, i, true, i % 2 == 0)));
@@ -122,7 +122,7 @@ TEST(Routers, RecordedRoutesEqualPerTrajectoryTrainingUnderEveryPlan) {
 }
 
 TEST(Routers, RecordedRoutesAreTaken) {
-  const Decoder decoder = tiny_decoder(tiny_config(Family::kQwen3Moe, kVocabSize), 5);
+  const Decoder decoder = tiny_decoder(tiny_config(Family::kQwen3Moe, kRouterVocabSize), 5);
   const Case given = random_case(decoder, 3, true, false);
   Trajectories without = given.trajectories;
   without.routed_experts = {};
@@ -132,7 +132,7 @@ TEST(Routers, RecordedRoutesAreTaken) {
 }
 
 TEST(NegativeControlRouters, ARouteSharedThatDiffersIsSeen) {
-  const Decoder decoder = tiny_decoder(tiny_config(Family::kQwen3Moe, kVocabSize), 5);
+  const Decoder decoder = tiny_decoder(tiny_config(Family::kQwen3Moe, kRouterVocabSize), 5);
   // The same tokens twice, by different routes, as one path.
   Trajectories trajectories = from_rows({{1, 2, 3, 4, 5}, {1, 2, 3, 4, 5}});
   const Step shared = make_step(trajectories, {});
@@ -179,7 +179,7 @@ double distance(const std::vector<at::Tensor>& a, const std::vector<at::Tensor>&
 }
 
 TEST(NegativeControlRouters, BalancingWithoutMultiplicityIsSeen) {
-  const Decoder decoder = tiny_decoder(tiny_config(Family::kQwen3Moe, kVocabSize), 6);
+  const Decoder decoder = tiny_decoder(tiny_config(Family::kQwen3Moe, kRouterVocabSize), 6);
   const Trajectories trajectories =
       from_rows({{1, 2, 3, 4, 5, 6}, {1, 2, 3, 4, 7}, {1, 2, 3, 8, 9}, {4, 4, 4}});
   const Loss loss(trajectories, {.router_aux_loss_coef = 1});
@@ -191,7 +191,7 @@ TEST(NegativeControlRouters, BalancingWithoutMultiplicityIsSeen) {
 }
 
 TEST(Routers, ReportEqualsItsDefinition) {
-  const Decoder decoder = tiny_decoder(tiny_config(Family::kQwen3Moe, kVocabSize), 7);
+  const Decoder decoder = tiny_decoder(tiny_config(Family::kQwen3Moe, kRouterVocabSize), 7);
   const Trajectories trajectories = from_rows({{1, 2, 3, 4, 5, 6}, {1, 2, 3, 4, 7}, {1, 2, 3, 8, 9}});
   const RouterShape routers = decoder.routers();
   RouterRecord record;
@@ -233,7 +233,7 @@ TEST(Routers, LoadIsRelativeToTheMean) {
 }
 
 TEST(Routers, ModelsWithoutExpertsReportNothing) {
-  const Decoder decoder = tiny_decoder(tiny_config(Family::kQwen3, kVocabSize), 8);
+  const Decoder decoder = tiny_decoder(tiny_config(Family::kQwen3, kRouterVocabSize), 8);
   const Trajectories trajectories = from_rows({{1, 2, 3}});
   EXPECT_FALSE(
       forward_backward(decoder, make_step(trajectories, {}), Loss(trajectories, ObjectiveOptions{})).routers);

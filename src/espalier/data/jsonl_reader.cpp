@@ -215,9 +215,8 @@ const TrajectoryRow& RowParser::parse(std::string_view line) {
   }
   if (!given_[kInputIdsName]) throw_without_ids(line);
   // input_ids come first in the table, so the other fields can be compared with them.
-  for (size_t name = 0; name < kNumFieldNames; ++name) {
+  for (size_t name = 0; name < kNumFieldNames; ++name)
     if (given_[name]) read(name);
-  }
   check_together();
   return row_;
 }
@@ -507,9 +506,8 @@ void RowParser::read_token_routes(dom::element element, size_t token) {
   RouteShape shape{nested ? size : 0, size};
   const size_t begin = row_.routed_experts.size();
   if (nested) {
-    for (const dom::element layer : routes) {
+    for (const dom::element layer : routes)
       read_layer_routes(list_of(kRoutes, layer, "a list of expert ids for every layer"));
-    }
     shape.experts = (row_.routed_experts.size() - begin) / size;
     for (const dom::element layer : routes) {
       if (dom::array(layer).size() == shape.experts) continue;

@@ -15,11 +15,11 @@
 namespace espalier::testing {
 namespace {
 
-struct Sizes {
+struct ProductSizes {
   int64_t m, k, n;
 };
-constexpr Sizes kSizes[] = {{1, 1, 1},      {1, 63, 65},   {63, 1, 1023},
-                            {65, 1023, 63}, {1023, 65, 1}, {64, 256, 128}};
+constexpr ProductSizes kProductSizes[] = {{1, 1, 1},      {1, 63, 65},   {63, 1, 1023},
+                                          {65, 1023, 63}, {1023, 65, 1}, {64, 256, 128}};
 
 at::Tensor matrix(int64_t rows, int64_t columns, at::ScalarType dtype, bool transposed) {
   const at::Tensor values = transposed ? at::randn({columns, rows}).t() : at::randn({rows, columns});
@@ -38,7 +38,7 @@ double rounding(const at::Tensor& exact, at::ScalarType dtype) {
 void expect_exact_products() {
   seed_torch(11);
   for (const auto dtype : {at::kDouble, at::kFloat, at::kBFloat16}) {
-    for (const auto& [m, k, n] : kSizes) {
+    for (const auto& [m, k, n] : kProductSizes) {
       for (const bool transposed : {false, true}) {
         SCOPED_TRACE(::testing::Message()
                      << at::toString(dtype) << " " << m << " " << k << " " << n << " " << transposed);

@@ -182,13 +182,14 @@ Results plain_of(const MoeProblem& given, const Tensors& inputs) {
   return with_gradients(plain, inputs, given.grad.to(inputs[0].scalar_type()));
 }
 
-struct Sizes {
+struct MoeSizes {
   int64_t tokens, num_experts, top_k;
 };
-constexpr Sizes kSizes[] = {{1, 1, 1}, {1, 4, 2}, {2, 9, 3}, {17, 4, 4}, {23, 6, 1}, {40, 5, 2}, {40, 16, 3}};
+constexpr MoeSizes kMoeSizes[] = {{1, 1, 1},  {1, 4, 2},  {2, 9, 3},  {17, 4, 4},
+                                  {23, 6, 1}, {40, 5, 2}, {40, 16, 3}};
 
 TEST(Moe, EqualsReference) {
-  for (const auto& [tokens, num_experts, top_k] : kSizes) {
+  for (const auto& [tokens, num_experts, top_k] : kMoeSizes) {
     for (const bool clamped : {false, true}) {
       SCOPED_TRACE(::testing::Message() << tokens << " tokens, " << top_k << " of " << num_experts
                                         << (clamped ? ", clamped" : ""));
@@ -224,7 +225,7 @@ TEST(Moe, GroupedProductsAreAsExactAsTheReference) {
   for (const bool clamped : {false, true}) {
     for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16}) {
       PooledErrors errors, control;
-      for (const auto& [tokens, num_experts, top_k] : kSizes) {
+      for (const auto& [tokens, num_experts, top_k] : kMoeSizes) {
         const MoeProblem given(tokens, num_experts, top_k, clamped, 24, 16);
         const Tensors rounded = given.inputs_in(dtype);
         const Results exact = plain_of(given, cast(rounded, at::kDouble)), plain = plain_of(given, rounded);

@@ -24,12 +24,12 @@ struct Convolve : detail::Definition<"causal_conv1d", CausalConv1d, at::Tensor> 
   }
 };
 
-at::Tensor forward_meta(const CausalConv1d& given) {
+at::Tensor convolution_forward_meta(const CausalConv1d& given) {
   detail::check_causal_conv1d(given);
   return meta_like(given.x);
 }
 
-detail::ConvolutionGradients backward_meta(const at::Tensor&, const CausalConv1d& given) {
+detail::ConvolutionGradients convolution_backward_meta(const at::Tensor&, const CausalConv1d& given) {
   return {meta_like(given.x), meta_like(given.weight), meta_like(given.bias), meta_like(given.tails)};
 }
 
@@ -174,8 +174,8 @@ TORCH_LIBRARY_IMPL(espalier, CompositeExplicitAutograd, m) {
 }
 
 TORCH_LIBRARY_IMPL(espalier, Meta, m) {
-  m.impl("causal_conv1d", detail::kKernel<&forward_meta>);
-  m.impl("causal_conv1d_backward", detail::kKernel<&backward_meta>);
+  m.impl("causal_conv1d", detail::kKernel<&convolution_forward_meta>);
+  m.impl("causal_conv1d_backward", detail::kKernel<&convolution_backward_meta>);
   m.impl("causal_conv1d_tails", detail::kKernel<&tails_meta>);
   m.impl("causal_conv1d_tails_backward", &tails_backward_meta);
 }

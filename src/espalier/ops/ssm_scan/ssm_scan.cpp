@@ -47,7 +47,7 @@ void check(const SsmScan& given) {
                            {"[M, H, N, P]", {count, heads, b.size(2), x.size(2)}, sums});
 }
 
-SsmResults forward_meta(const SsmScan& given) {
+SsmResults scan_forward_meta(const SsmScan& given) {
   check(given);
   const at::Tensor &x = given.x, &b = given.b;
   return {meta_like(x),
@@ -55,7 +55,7 @@ SsmResults forward_meta(const SsmScan& given) {
                            given.dt.options())};
 }
 
-SsmGradients backward_meta(const TensorOrNone&, const TensorOrNone&, const SsmScan& given) {
+SsmGradients scan_backward_meta(const TensorOrNone&, const TensorOrNone&, const SsmScan& given) {
   return {meta_like(given.x), meta_like(given.dt), meta_like(given.a),     meta_like(given.b),
           meta_like(given.c), meta_like(given.d),  meta_like(given.states)};
 }
@@ -131,8 +131,8 @@ TORCH_LIBRARY_IMPL(espalier, CompositeExplicitAutograd, m) {
 }
 
 TORCH_LIBRARY_IMPL(espalier, Meta, m) {
-  m.impl("ssm_scan", detail::kKernel<&forward_meta>);
-  m.impl("ssm_scan_backward", detail::kKernel<&backward_meta>);
+  m.impl("ssm_scan", detail::kKernel<&scan_forward_meta>);
+  m.impl("ssm_scan_backward", detail::kKernel<&scan_backward_meta>);
 }
 
 }  // namespace espalier
