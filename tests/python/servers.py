@@ -31,20 +31,33 @@ def server(folder, state, *flags, dtype="float64"):
                 break
         else:
             raise AssertionError("".join(said))
+        address = line.split()[-1]
         reader = threading.Thread(target=said.extend, args=[process.stderr], daemon=True)
         reader.start()
         process.said = said
-        yield said[-1].split()[-1], process
+        yield address, process
+        close_clients(address)
     finally:
         process.kill()
         process.wait()
+
+
+_clients: dict[str, list] = {}
 
 
 def client(address):
     """A ServiceClient of the official SDK."""
     import tinker
 
-    return tinker.ServiceClient(base_url=address, api_key="tml-local")
+    service = tinker.ServiceClient(base_url=address, api_key="tml-local")
+    _clients.setdefault(address, []).append(service)
+    return service
+
+
+def close_clients(address):
+    """Without the server, their threads would go on to ask for it, and say so, until the end of all tests."""
+    for service in _clients.pop(address, []):
+        service.holder.close()
 
 
 def datum(tokens, targets=None, **inputs):
@@ -88,6 +101,7 @@ class Local:
 
     def __exit__(self, *error):
         self.http.close()
+        close_clients(self.address)
         self._server.should_exit = True
         self._thread.join()
         self.store.close()

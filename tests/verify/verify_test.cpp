@@ -200,7 +200,7 @@ TEST_P(VerifyTest, PassesInLowerPrecisionByErrorRatio) {
     EXPECT_GT(report.grad_rel_error_max, 1e-12);  // it did run in the lower precision
     EXPECT_TRUE(report.isolation_bitwise);
   };
-  // In each dtype the plan with most cuts and two of the others, such that the families together have all of
+  // In each dtype the plan with most cuts and one of the others, such that the families together have all of
   // them; in float64 each family has all. With one kind of MLP each, every choice of products under the plan
   // with most cuts.
   const std::vector<PlanOptions> all = plans(trajectories);
@@ -209,7 +209,6 @@ TEST_P(VerifyTest, PassesInLowerPrecisionByErrorRatio) {
   for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16}) {
     passes(dtype, all.back());
     passes(dtype, all[turn % others]);
-    passes(dtype, all[(turn + 4) % others]);
     turn += 2;
     if (GetParam() == Family::kLlama || GetParam() == Family::kQwen3Moe) {
       for_each_product_choice([&] { passes(dtype, all.back()); });
