@@ -6,16 +6,19 @@ from dataclasses import dataclass, field
 from html import escape
 
 WIDTH, HEIGHT, LEFT, TOP, BOTTOM, LEGEND = 560, 300, 56, 46, 62, 22
-STYLE = """
-text { font: 12px sans-serif; fill: #1f2328 } .small { font-size: 11px; fill: #59636e } .axis { stroke: #8c959f; fill: none }
-.grid { stroke: #d1d9e0; fill: none } polyline, .bar { fill: none; stroke-width: 2 }
-.dashed { stroke-dasharray: 5 4 } circle { stroke: none }
-.c0 { stroke: #1a7f37; fill: #1a7f37 } .c1 { stroke: #0969da; fill: #0969da } .c2 { stroke: #bc4c00; fill: #bc4c00 }
-.c3 { stroke: #8250df; fill: #8250df } .c4 { stroke: #59636e; fill: #59636e }
-polyline.c0, polyline.c1, polyline.c2, polyline.c3, polyline.c4 { fill: none }
-@media (prefers-color-scheme: dark) { text { fill: #e6edf3 } .small { fill: #9198a1 } .grid { stroke: #3d444d }
-  .c0 { stroke: #3fb950; fill: #3fb950 } .c1 { stroke: #4493f8; fill: #4493f8 } .c2 { stroke: #f0883e; fill: #f0883e }
-  .c3 { stroke: #ab7df8; fill: #ab7df8 } .c4 { stroke: #9198a1; fill: #9198a1 } }
+COLOURS = [("#1a7f37", "#3fb950"), ("#0969da", "#4493f8"), ("#bc4c00", "#f0883e"), ("#8250df", "#ab7df8"), ("#59636e", "#9198a1"),
+           ("#bf3989", "#f778ba"), ("#9a6700", "#d29922"), ("#1b7c83", "#39c5cf")]  # on light pages, on dark pages
+
+
+def style():
+    light, dark = (" ".join(f".c{number} {{ stroke: {pair[side]}; fill: {pair[side]} }}" for number, pair in enumerate(COLOURS))
+                   for side in (0, 1))  # fmt: skip
+    return f"""
+text {{ font: 12px sans-serif; fill: #1f2328 }} .small {{ font-size: 11px; fill: #59636e }} .axis {{ stroke: #8c959f; fill: none }}
+.grid {{ stroke: #d1d9e0; fill: none }} .bar {{ fill: none; stroke-width: 2 }} .dashed {{ stroke-dasharray: 5 4 }}
+{light} circle {{ stroke: none }} polyline.bar {{ fill: none }}
+@media (prefers-color-scheme: dark) {{ text {{ fill: #e6edf3 }} .small {{ fill: #9198a1 }} .grid {{ stroke: #3d444d }}
+  {dark} circle {{ stroke: none }} }}
 """
 
 
@@ -92,13 +95,13 @@ def axes(chart, frame):
 
 
 def curve(series, number, frame):
-    colour = f"c{number % 5}"
+    colour = f"c{number % len(COLOURS)}"
     dashed = " dashed" if series.dashed else ""
     parts = [f'<path class="bar {colour}" d="M{frame.across(x):.1f},{frame.up(more[0]):.1f} V{frame.up(more[1]):.1f}"/>'
              for x, _, *more in series.points if more]  # fmt: skip
     if series.joined:
         line = " ".join(f"{frame.across(x):.1f},{frame.up(y):.1f}" for x, y, *_ in series.points)
-        parts.append(f'<polyline class="{colour}{dashed}" points="{line}"/>')
+        parts.append(f'<polyline class="bar {colour}{dashed}" points="{line}"/>')
     return parts + [
         f'<circle class="{colour}" cx="{frame.across(x):.1f}" cy="{frame.up(y):.1f}" r="3"/>' for x, y, *_ in series.points
     ]
@@ -108,16 +111,18 @@ def legend(chart):
     parts = []
     for number, series in enumerate(chart.series):
         y = TOP + HEIGHT + BOTTOM - 8 + LEGEND * number
-        parts += [f'<path class="bar c{number % 5}{" dashed" if series.dashed else ""}" d="M{LEFT},{y - 4} h24"/>',
+        colour = f"c{number % len(COLOURS)}"
+        line = f'<path class="bar {colour}{" dashed" if series.dashed else ""}" d="M{LEFT},{y - 4} h24"/>'
+        parts += [line if series.joined else f'<circle class="{colour}" cx="{LEFT + 12}" cy="{y - 4}" r="3"/>',
                   f'<text x="{LEFT + 32}" y="{y}">{escape(series.name)}</text>']  # fmt: skip
     return parts
 
 
 def svg(chart):
     frame = Frame(chart)
-    width, height = LEFT + WIDTH + 24, TOP + HEIGHT + BOTTOM + LEGEND * len(chart.series) + 14
+    width, height = LEFT + WIDTH + 44, TOP + HEIGHT + BOTTOM + LEGEND * len(chart.series) + 14
     parts = [f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}">',
-             f"<style>{STYLE}</style>", *axes(chart, frame)]  # fmt: skip
+             f"<style>{style()}</style>", *axes(chart, frame)]  # fmt: skip
     for number, series in enumerate(chart.series):
         parts += curve(series, number, frame)
     note = f'<text class="small" x="{LEFT}" y="{height - 8}">{escape(chart.note)}</text>'
