@@ -106,9 +106,9 @@ function(espalier_use_torch_pch target)
 endfunction()
 
 # espalier_join(TARGET PARTS N [BY_FOLDER] [ALONE REGEX] SOURCES SOURCE...): compiles sources together, N at a time; BY_FOLDER, those
-# of one folder and the folders below it. GCC instantiates the templates that LibTorch's headers name at the end of each compilation, which takes five seconds
-# with the precompiled header as well. Sources that are large themselves stay alone: those of folders that match REGEX. With
-# ESPALIER_JOIN=OFF each is compiled by itself, which tells where an include is missing.
+# of one folder and the folders below it. GCC instantiates the templates that the headers of LibTorch name at the end of each
+# compilation, which takes five seconds even with the precompiled header. Sources that are large themselves stay alone: those of
+# folders that match REGEX. With ESPALIER_JOIN=OFF each is compiled by itself, which tells where an include is missing.
 function(espalier_join target)
   cmake_parse_arguments(arg "BY_FOLDER" "PARTS;ALONE" "SOURCES" ${ARGN})
   if(NOT ESPALIER_JOIN)

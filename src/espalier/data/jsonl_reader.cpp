@@ -215,8 +215,9 @@ const TrajectoryRow& RowParser::parse(std::string_view line) {
   }
   if (!given_[kInputIdsName]) throw_without_ids(line);
   // input_ids come first in the table, so the other fields can be compared with them.
-  for (size_t name = 0; name < kNumFieldNames; ++name)
+  for (size_t name = 0; name < kNumFieldNames; ++name) {
     if (given_[name]) read(name);
+  }
   check_together();
   return row_;
 }

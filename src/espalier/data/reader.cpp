@@ -34,8 +34,9 @@ void add(const ReadReport& part, ReadReport* report) {
   constexpr size_t kMostErrors = 10;
   report->rows_read += part.rows_read;
   report->rows_skipped += part.rows_skipped;
-  for (const std::string& error : part.first_errors)
+  for (const std::string& error : part.first_errors) {
     if (report->first_errors.size() < kMostErrors) report->first_errors.push_back(error);
+  }
   report->fields.add(part.fields);
 }
 
@@ -139,8 +140,9 @@ std::optional<std::vector<std::string>> next_files(const fs::path& folder, const
 
 int64_t FieldTally::rows_with(Field field) const {
   int64_t total = 0;
-  for (size_t i = 0; i < kNumFieldNames; ++i)
+  for (size_t i = 0; i < kNumFieldNames; ++i) {
     if (kFieldNames[i].field == field) total += rows[i];
+  }
   return total;
 }
 

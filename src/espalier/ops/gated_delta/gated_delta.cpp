@@ -48,7 +48,7 @@ void check(const GatedDeltaRule& given) {
                            {"[N, H, Dk, Dv]", {count, heads, given.q.size(2), given.v.size(2)}, sums});
 }
 
-DeltaResults delta_rule_forward_meta(const GatedDeltaRule& given) {
+DeltaResults delta_forward_meta(const GatedDeltaRule& given) {
   check(given);
   const at::Tensor &q = given.q, &v = given.v;
   return {meta_like(v),
@@ -56,8 +56,7 @@ DeltaResults delta_rule_forward_meta(const GatedDeltaRule& given) {
                            given.g.options())};
 }
 
-DeltaGradients delta_rule_backward_meta(const TensorOrNone&, const TensorOrNone&,
-                                        const GatedDeltaRule& given) {
+DeltaGradients delta_backward_meta(const TensorOrNone&, const TensorOrNone&, const GatedDeltaRule& given) {
   return {meta_like(given.q), meta_like(given.k),    meta_like(given.v),
           meta_like(given.g), meta_like(given.beta), meta_like(given.states)};
 }
@@ -149,8 +148,8 @@ TORCH_LIBRARY_IMPL(espalier, CompositeExplicitAutograd, m) {
 }
 
 TORCH_LIBRARY_IMPL(espalier, Meta, m) {
-  m.impl("gated_delta_rule", detail::kKernel<&delta_rule_forward_meta>);
-  m.impl("gated_delta_rule_backward", detail::kKernel<&delta_rule_backward_meta>);
+  m.impl("gated_delta_rule", detail::kKernel<&delta_forward_meta>);
+  m.impl("gated_delta_rule_backward", detail::kKernel<&delta_backward_meta>);
 }
 
 }  // namespace espalier
