@@ -16,9 +16,9 @@ def style():
     return f"""
 text {{ font: 12px sans-serif; fill: #1f2328 }} .small {{ font-size: 11px; fill: #59636e }} .axis {{ stroke: #8c959f; fill: none }}
 .grid {{ stroke: #d1d9e0; fill: none }} .bar {{ fill: none; stroke-width: 2 }} .dashed {{ stroke-dasharray: 5 4 }}
-{light} circle {{ stroke: none }} polyline.bar {{ fill: none }}
+{light} polyline.bar {{ fill: none }}
 @media (prefers-color-scheme: dark) {{ text {{ fill: #e6edf3 }} .small {{ fill: #9198a1 }} .grid {{ stroke: #3d444d }}
-  {dark} circle {{ stroke: none }} }}
+  {dark} }}
 """
 
 

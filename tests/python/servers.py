@@ -35,8 +35,10 @@ def server(folder, state, *flags, dtype="float64"):
         reader = threading.Thread(target=said.extend, args=[process.stderr], daemon=True)
         reader.start()
         process.said = said
-        yield address, process
-        close_clients(address)
+        try:
+            yield address, process
+        finally:
+            close_clients(address)
     finally:
         process.kill()
         process.wait()

@@ -258,7 +258,7 @@ exit $status
 """
 
 
-@pytest.mark.parametrize("errors,warnings", [(0, 0), (0, 2), (3, 2)])
+@pytest.mark.parametrize("errors,warnings", [(0, 0), (3, 0), (0, 2), (3, 2)])
 def test_sanitizer_counts(tmp_path, monkeypatch, errors, warnings):
     """A stand-in that prints what the tool prints. Warnings of racecheck are shown, and are no failure by themselves."""
     fake = tmp_path / "sanitizer"

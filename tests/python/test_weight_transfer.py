@@ -220,7 +220,7 @@ def test_every_worker_has_the_weights_to_the_bit(server, weights, folder, monkey
 
 
 def test_memory_is_a_buffer_and_the_largest_tensor(server, folder, monkeypatch):
-    """Chunks are released as they are sent; Gloo may hold the last one for a moment longer."""
+    """A chunk is released before the next is packed."""
     limit, sizes, alive = 1, [], []
 
     class Counting(publish_over_sockets.Rank):
@@ -231,7 +231,7 @@ def test_memory_is_a_buffer_and_the_largest_tensor(server, folder, monkeypatch):
     packed = weight_transfer._packed
 
     def counted(chunk, device):
-        assert sum(part() is not None for part in alive) <= 1
+        assert all(part() is None for part in alive)
         buffer = packed(chunk, device)
         alive.append(weakref.ref(buffer))
         return buffer
@@ -322,11 +322,11 @@ def test_a_worker_that_fails_in_the_middle_ends_the_transfer(server, weights, fo
 
 
 class FailsAt(publish_over_sockets.Rank):
-    """Waits without an end, or fails, in one of its calls."""
+    """Waits without an end in one of its calls, or fails in it once the server has been `asked` for the same."""
 
-    def __init__(self, call, error):
+    def __init__(self, call, error=None, asked=None):
         super().__init__()
-        self.fails, self.error, self.aborted = call, error, threading.Event()
+        self.fails, self.error, self.asked, self.aborted = call, error, asked, threading.Event()
 
     def join(self, *arguments):
         self.reached("join")
@@ -338,8 +338,7 @@ class FailsAt(publish_over_sockets.Rank):
 
     def reached(self, call):
         if call == self.fails:
-            if self.error is None:
-                self.aborted.wait()
+            (self.asked or self.aborted).wait()
             raise self.error or OSError("aborted")
 
     def abort(self):
@@ -349,15 +348,17 @@ class FailsAt(publish_over_sockets.Rank):
 
 @pytest.mark.parametrize("call", ["join", "broadcast"])
 def test_a_communicator_that_fails_ends_the_transfer(server, folder, call):
+    asked, request = threading.Event(), {"join": "/init_weight_transfer_engine", "broadcast": "/update_weights"}[call]
+    server.before = lambda path: path != request or asked.set()
     with pytest.raises(OSError, match="unhandled cuda error"):
-        send(server, folder, FailsAt(call, OSError("unhandled cuda error")))
+        send(server, folder, FailsAt(call, OSError("unhandled cuda error"), asked))
     assert not server.paused and server.requests[-2:] == AFTER_A_FAILURE
 
 
 @pytest.mark.parametrize("call, path", [("join", "/init_weight_transfer_engine"), ("broadcast", "/update_weights")])
 def test_a_communicator_that_waits_for_a_server_that_has_failed_is_aborted(server, folder, call, path):
     server.fails = {path: (500, {"detail": "Weight transfer not configured."})}
-    group = FailsAt(call, None)
+    group = FailsAt(call)
     if call == "broadcast":
         group.broadcast = lambda buffer: group.reached("broadcast")
     with pytest.raises(OSError, match=f"{path}: 500 .*not configured"):
@@ -368,7 +369,7 @@ def test_a_communicator_that_waits_for_a_server_that_has_failed_is_aborted(serve
 def test_a_server_that_does_not_take_the_bytes_is_not_waited_for_for_ever(server, folder, monkeypatch):
     monkeypatch.setattr(weight_transfer, "LOAD_SECONDS", 0.5)
     server.fails = {"/update_weights": (200, {})}
-    group = FailsAt("broadcast", None)
+    group = FailsAt("broadcast")
     group.broadcast = lambda buffer: group.reached("broadcast")
     with pytest.raises(OSError, match="has not taken the weights within 0.5 seconds"):
         send(server, folder, group)

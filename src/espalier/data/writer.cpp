@@ -188,7 +188,7 @@ class PlainSink : public TextSink {
 
 class GzipSink : public TextSink {
  public:
-  explicit GzipSink(const std::filesystem::path& path) : file_(path), block_(kBlockBytes) {
+  explicit GzipSink(const std::filesystem::path& path) : file_(path), block_(size_t{1} << 18) {
     // Window bits: 15, plus 16 for a gzip header, whose time stays 0. Memory level 8 is zlib's default.
     if (::deflateInit2(&stream_, Z_DEFAULT_COMPRESSION, Z_DEFLATED, 15 + 16, 8, Z_DEFAULT_STRATEGY) != Z_OK)
       throw std::bad_alloc();
@@ -197,8 +197,8 @@ class GzipSink : public TextSink {
 
   void write(std::string_view text) override {
     // zlib uses 32-bit sizes.
-    for (; !text.empty(); text.remove_prefix(std::min(text.size(), kBlockBytes))) {
-      compress(text.substr(0, kBlockBytes), Z_NO_FLUSH);
+    for (; !text.empty(); text.remove_prefix(std::min(text.size(), block_.size()))) {
+      compress(text.substr(0, block_.size()), Z_NO_FLUSH);
     }
   }
 
@@ -228,7 +228,7 @@ class GzipSink : public TextSink {
 class ZstdSink : public TextSink {
  public:
   explicit ZstdSink(const std::filesystem::path& path)
-      : file_(path), block_(kBlockBytes), context_(::ZSTD_createCCtx()) {
+      : file_(path), block_(size_t{1} << 18), context_(::ZSTD_createCCtx()) {
     if (!context_) throw std::bad_alloc();
     ESPALIER_ASSERT(!::ZSTD_isError(::ZSTD_CCtx_setParameter(context_.get(), ZSTD_c_checksumFlag, 1)));
   }

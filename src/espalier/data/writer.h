@@ -18,7 +18,6 @@ void write_trajectories(const std::filesystem::path& path, const Trajectories& t
 /// Takes text in parts. commit() makes the file appear (AtomicFile); without it no file is left.
 class TextSink {
  public:
-  static constexpr size_t kBlockBytes = size_t{1} << 18;
   virtual ~TextSink() = default;
   virtual void write(std::string_view text) = 0;
   virtual void commit() = 0;

@@ -55,8 +55,9 @@ Step unplanned_step(const Trajectories& trajectories, std::vector<int64_t> rows,
   std::vector<int64_t> keys;
   for (const auto& adapter : options.adapters) keys.push_back(reinterpret_cast<int64_t>(adapter.get()));
   step.forest = forest_of(trajectories, step.rows, options.child_order, keys);
-  for (size_t k = 0; !keys.empty() && k < step.rows.size(); ++k)
-    step.adapters.push_back(options.adapters[step.rows[k]]);
+  if (!keys.empty()) {
+    for (const int64_t row : step.rows) step.adapters.push_back(options.adapters[row]);
+  }
   set_terms(trajectories, options, &step);
   step.whole = {
       .rows = step.rows, .flat_tokens = step.flat_tokens(), .tree_tokens = step.forest.tree_tokens()};

@@ -11,13 +11,13 @@
 #include <map>
 #include <random>
 
-#include "espalier/base/check.h"
 #include "espalier/ops/edge_logprobs/logit_blocks.h"
 #include "espalier/ops/kernels/cpu/instruction_set.h"
 #include "espalier/runtime/tensor_memory.h"
 #include "tests/ops/comparison.h"
 #include "tests/ops/gemm/forced_products.h"
 #include "tests/ops/kernels/cpu/forced_instruction_set.h"
+#include "tests/ops/kernels/cpu/instruction_sets.h"
 #include "tests/ops/threads.h"
 #include "tests/test_seed.h"
 
@@ -28,6 +28,7 @@ using testing::cast;
 using testing::draws_for;
 using testing::for_each_product_choice;
 using testing::ForcedInstructionSet;
+using testing::instruction_sets_of_this_machine;
 using testing::PooledErrors;
 using testing::relative_error;
 using testing::Results;
@@ -137,19 +138,6 @@ void add_errors(const Problem& problem, at::ScalarType dtype, PooledErrors& erro
              run(reference::edge_logprobs, problem));
 }
 
-std::vector<const char*> instruction_sets_of_this_machine() {
-  std::vector<const char*> levels;
-  for (const char* level : {"default", "avx2", "avx512", "avx512_bf16"}) {
-    const ForcedInstructionSet forced(level);
-    try {
-      instruction_set();
-      levels.push_back(level);
-    } catch (const InputError&) {  // not on this machine
-    }
-  }
-  return levels;
-}
-
 // Around the borders of vectors and tiles; three edges per row on average, so that rows with several are
 // many. Few rows have few errors: those of several problems are judged together.
 TEST(EdgeLogprobs, EqualReferenceAtAwkwardSizesAndEveryInstructionSet) {
@@ -166,8 +154,9 @@ TEST(EdgeLogprobs, EqualReferenceAtAwkwardSizesAndEveryInstructionSet) {
           const Problem problem = rounded(given, dtype);
           const Results exact = run(reference::edge_logprobs, problem);
           const Results plain = run(reference::edge_logprobs, problem, dtype);
-          for (const char* level : levels) {
-            const ForcedInstructionSet forced(level);
+          for (const InstructionSet isa : levels) {
+            const std::string level(instruction_set_name(isa));
+            const ForcedInstructionSet forced(level.c_str());
             const Results ours = run(edge_logprobs, problem, dtype);
             if (dtype == at::kDouble) {
               EXPECT_LE(worst_error(ours, exact), 1e-12) << level;
@@ -175,8 +164,7 @@ TEST(EdgeLogprobs, EqualReferenceAtAwkwardSizesAndEveryInstructionSet) {
             }
             errors[{level, dtype}].add(ours, plain, exact);
             const KernelScope panels(with_products({Float32Products::kPanels, Bfloat16Products::kNative}));
-            errors[{std::string(level) + ", panels", dtype}].add(run(edge_logprobs, problem, dtype), plain,
-                                                                 exact);
+            errors[{level + ", panels", dtype}].add(run(edge_logprobs, problem, dtype), plain, exact);
           }
         }
       }
