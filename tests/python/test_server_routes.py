@@ -1,11 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every method of the official training, sampling and REST clients against `espalier serve`."""
+"""Every method of the official training, sampling and REST clients against `espalier serve`: with those that test_server.py calls
+(test_every_method_is_called)."""
 
 import asyncio
 import pickle
+import re
+import shutil
 import subprocess
 import sys
 import warnings
+from pathlib import Path
 
 import httpx
 import numpy as np
@@ -16,6 +20,7 @@ pytest.importorskip("tinker", reason="the client of the Tinker API")
 import tinker
 from tinker import types
 
+from conftest import NATIVE, write_model
 from engines import init_model
 from servers import Local, client, datum, prompt
 
@@ -48,6 +53,36 @@ def steps(training, first, last):
 
 def loss(training):
     return training.forward([datum([1, 2, 3, 4], weights=[1.0, 1.0, 1.0])], "cross_entropy").result().metrics["loss:sum"]
+
+
+# Of the account at the hosted service.
+ADMIN = [("get_audit_log",), ("get_billing_usage", "2026-01-01", "2026-02-01"), ("get_current_checkpoint_storage_usage",)]
+# Answered by the client itself, or called by the others.
+OF_THE_CLIENT = {"close", "create", "get_console_url", "get_telemetry", "on_queue_state_change"}
+
+
+def test_every_method_is_called(service, rest):
+    """By its name in the tests of the server, or with `_async` after it."""
+    texts = "".join(path.read_text(encoding="utf-8") for path in Path(__file__).parent.glob("test_server*.py"))
+    for kind in (tinker.ServiceClient, tinker.TrainingClient, tinker.SamplingClient, tinker.RestClient):
+        names = {name for name in dir(kind) if not name.startswith("_") and callable(getattr(kind, name))} - OF_THE_CLIENT
+        assert len(names) > 3
+        assert [name for name in sorted(names) if not re.search(rf"\b{name.removesuffix('_async')}\b", texts)] == [], kind
+
+
+def test_what_the_server_can(service, rest):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        found = service.get_server_capabilities(), rest.get_server_capabilities().result()
+    assert [[each.model_name for each in one.supported_models] for one in found] == [["tiny"], ["tiny"]]
+
+
+def test_the_tokenizer_of_a_model(service, local, tmp_path):
+    """That of its folder. (A sampling client knows the name of the model alone, and asks the Hub for it.)"""
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(write_model(tmp_path / name, NATIVE) / name, local.base.folder)
+    tokenizer = training_of(service).get_tokenizer()
+    assert tokenizer.decode(tokenizer.encode("two words")) == "two words"
 
 
 def training_of(service, **options):
@@ -102,6 +137,60 @@ def test_deprecated_asynchronous_forms(service):
     assert first.metrics["loss:sum"] == second.metrics["loss:sum"] and step.metrics["grad_norm"] > 0
     assert saved.path.endswith("/weights/by_async") and loss(again) < first.metrics["loss:sum"]
     assert len(sample.sequences) == 2 and logprobs[0] is None and [each.model_name for each in capabilities.supported_models] == ["tiny"]
+
+
+def test_asynchronous_forms_of_training(service):
+    async def calls():
+        training = await service.create_lora_training_client_async(base_model="tiny", rank=2, seed=1)
+        info = await training.get_info_async()
+        handle = await (await training.forward_backward_custom_async([datum([1, 2, 3])], lambda _, logprobs: (-logprobs[0].sum(), {})))
+        state = (await (await training.save_state_async("async"))).path
+        sampler = (await (await training.save_weights_for_sampler_async("async"))).path
+        external = (await (await training.save_weights_external_async("async"))).path
+        await (await training.load_state_async(state))
+        await (await training.load_state_with_optimizer_async(state))
+        again = await service.create_training_client_from_state_async(state)
+        bases = [await (await service.create_sampling_client_async(base_model="tiny")).get_base_model_async(),
+                 await (await training.create_sampling_client_async(sampler)).get_base_model_async()]  # fmt: skip
+        return training, info, handle, external, again, bases
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        training, info, custom, external, again, bases = asyncio.run(calls())
+    assert info.model_data.model_name == "tiny" and custom.loss_fn_outputs and external.endswith("/async")
+    assert bases == ["tiny", "tiny"] and loss(again) == loss(training)
+
+
+def test_asynchronous_forms_of_rest(service, rest):
+    training = training_of(service)
+    path = training.save_state("one").result().path
+    external = training.save_weights_external("out").result().path
+    sampler = training.save_weights_and_get_sampling_client().result()._sampling_session_id
+    session, run = service.holder.get_session_id(), training.model_id
+    reads = [("get_session", session), ("list_sessions",), ("get_training_run", run), ("get_training_run_by_tinker_path", path),
+             ("list_checkpoints", run), ("list_training_runs",), ("list_user_checkpoints",), ("get_sampler", sampler)]  # fmt: skip
+    refused = [("publish_checkpoint_from_tinker_path", path), ("unpublish_checkpoint_from_tinker_path", path),
+               ("assign_session_project", session, "p"), ("export_session_trace", session), *ADMIN]  # fmt: skip
+
+    async def calls():
+        found = [await getattr(rest, name + "_async")(*words) for name, *words in reads]
+        urls = (await rest.get_external_weights_urls_async(external)).urls
+        for name, *words in refused:
+            with pytest.raises(tinker.NotFoundError):
+                await getattr(rest, name + "_async")(*words)
+        copy = await rest.copy_weights_async(path, "project")
+        await rest.set_checkpoint_ttl_from_tinker_path_async(copy, 3600)
+        (listed,) = (await rest.list_checkpoints_async(local_path(copy).run)).checkpoints
+        await rest.delete_checkpoint_from_tinker_path_async(copy)
+        await rest.delete_checkpoint_async(run, "weights/one")
+        return found, urls, listed
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        expected = [getattr(rest, name)(*words).result() for name, *words in reads]
+        found, urls, listed = asyncio.run(calls())
+    assert found == expected and "adapter_config.json" in urls and listed.expires_at is not None
+    assert path not in [each.tinker_path for each in rest.list_checkpoints(run).result().checkpoints]
 
 
 def test_samplers_of_a_checkpoint(service, rest, local):
@@ -187,9 +276,14 @@ def test_calls_of_the_hosted_service_alone(service, rest):
         with pytest.raises(tinker.NotFoundError, match="those of the hosted service"):
             call(path).result()
     session = service.holder.get_session_id()
-    for call in (lambda: rest.assign_session_project(session, "p"), lambda: rest.export_session_trace(session)):
+    for call in (lambda: rest.assign_session_project(session, "p"), lambda: rest.export_session_trace(session),
+                 lambda: rest.search_sessions(types.SessionSearchRequest())):  # fmt: skip
         with pytest.raises(tinker.NotFoundError, match="those of the hosted service"):
             call().result()
+    for name, *words in ADMIN:
+        with warnings.catch_warnings(), pytest.raises(tinker.NotFoundError):
+            warnings.simplefilter("ignore")
+            getattr(rest, name)(*words).result()
     with pytest.raises(RuntimeError, match="whoami requires JWT"):
         rest.whoami().result()
 
