@@ -4,6 +4,9 @@ SHELL := /bin/bash
 .DEFAULT_GOAL := help
 .PHONY: help setup build command test wheels test-machines test-machines-short core-test cuda asan tsan fuzz lint format demo demo-tiny demo-rl examples docs clean
 
+# Some container images set it. Every Python process of a test would then compile PyTorch's modules again.
+unexport PYTHONDONTWRITEBYTECODE
+
 PYTHON = $(shell scripts/setup.sh --print-python)
 TEST_JOBS ?= $(shell nproc)
 
