@@ -60,13 +60,19 @@ def by_step(ranks, model, rows, budget=WHOLE, dtype_of_sums=InFloat64, **options
 
 def weighted(ranks, model, run, share=None, dtype_of_sums=InFloat64):
     """A step of log-probabilities by their weights; returns as by_step."""
+    total, report = summed(ranks, run, share, dtype_of_sums)
+    return total, gradients_of(model), report
+
+
+def summed(ranks, run, share=None, dtype_of_sums=InFloat64):
+    """A step of log-probabilities by their weights; returns its sum of losses over the ranks, and its report."""
     total = 0.0
     with dtype_of_sums(), ranks.step(share, run) as step:
         for batch in step:
             loss = -(batch.weights * run.logprobs(batch)).sum()
             run.backward(loss)
             total += loss.item()
-    return ranks.sum(total), gradients_of(model), step.report
+    return ranks.sum(total), step.report
 
 
 def cases(every):
@@ -264,7 +270,7 @@ def what_is_refused(rank):
     names = lambda *names: dist.init_device_mesh("cpu", (1, rank.size), mesh_dim_names=names)
     refused(lambda: Ranks(wrapped, "cp"), "mesh: expected a DeviceMesh", "received str")
     refused(lambda: Ranks(wrapped, dist.init_device_mesh("cpu", (rank.size,))), "expected names of its dimensions")
-    refused(lambda: Ranks(wrapped, names("dp", "tp")), "received tp", "not served")
+    refused(lambda: Ranks(wrapped, names("dp", "pp")), "received pp", "not served")
     refused(lambda: Ranks(wrapped, names("dp", "cp")["dp"]), f"one of all {rank.size} ranks, received 1")
     mesh = names("dp", "cp")
     ranks = Ranks(wrapped, mesh)
@@ -277,7 +283,7 @@ def what_is_refused(rank):
     refused(ranks.step(share, other).__enter__, "division: expected the same", "recompute=True on rank 1")
     mask = [[1] * (len(row) - (rank.rank > 0)) + [0] * (rank.rank > 0) for row in rows]
     other = espalier.Step(model, plan, loss_mask=mask)
-    assert isinstance(refused(ranks.step(share, other).__enter__, "division: expected the same", "cp group"), RankError)
+    assert isinstance(refused(ranks.step(share, other).__enter__, "division: expected the same", "cp or tp group"), RankError)
     dropping = espalier.Step(patch(make_model("qwen3"), dropout="shared"), plan)
     refused(ranks.step(share, dropping).__enter__, 'dropout="shared"', "cp")
     assert worst_error(by_step(ranks, model, rows)[:2], expected("qwen3", "star")) <= EXACT

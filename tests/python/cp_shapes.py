@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Rows whose trees are cut over ranks in different ways."""
 
+import json
 import random
 
-from conftest import seed_of
+from conftest import REPOSITORY, seed_of
 
 
 def tokens_of(seed):
@@ -44,6 +45,16 @@ def wide():
     return [*(first + tokens(4) for _ in range(6)), *(tokens(1 + number) for number in range(5))]
 
 
+def conversations():
+    """Two real ones with the same system prompt, by turns: the first letters of each message, each turn as a row of its own."""
+    file = REPOSITORY / "examples/tau_airline_part.jsonl"
+    rows = []
+    for line in file.read_text().splitlines()[:2]:
+        turns = [[letter % 61 for letter in (message["content"] or "").encode()[:5]] for message in json.loads(line)["messages"][:7]]
+        rows += [sum(turns[:count], []) for count in (3, 5, 7)]
+    return rows
+
+
 def random_trees(seed):
     """Of up to thirteen rows, each of which branches off another one."""
 
@@ -59,5 +70,5 @@ def random_trees(seed):
     return rows
 
 
-SHAPES = {"chain": chain, "pair": pair, "star": star, "deep": deep, "wide": wide,
+SHAPES = {"chain": chain, "pair": pair, "star": star, "deep": deep, "wide": wide, "conversations": conversations,
           **{f"random {seed}": random_trees(seed) for seed in range(20, 23)}}  # fmt: skip

@@ -41,9 +41,9 @@ class DeepSpeedEngine(torch.nn.Module):
         return super().__getattr__(name) if name == "module" else getattr(self.module, name)
 
 
-def make_model(kind, dtype=torch.float64, seed=1):
-    """A model in training mode. Biases have values, which Transformers leaves at zero."""
-    config = dict((MODELS | WINDOWS_AND_ROPES)[kind])
+def make_model(kind, dtype=torch.float64, seed=1, **changes):
+    """A model in training mode. Biases have values, which Transformers leaves at zero. changes: of its config."""
+    config = (MODELS | WINDOWS_AND_ROPES)[kind] | changes
     needs_family(config["model_type"])
     needs_family(kind)
     if "time_step_limit" in config:

@@ -408,7 +408,7 @@ def another_mesh(rank):
     model = make_model("llama")
     parallelize_module(model, mesh["shards"], {"model.layers.*.mlp.up_proj": ColwiseParallel()})
     fully_shard(model, mesh=mesh["replicas"])
-    refused(lambda: Ranks(model), "tensor parallelism and meshes of some")
+    refused(lambda: Ranks(model), "on a mesh of shape [2]", "meshes of some ranks")
 
 
 def what_zero3_refuses(rank):

@@ -12,15 +12,19 @@ from collections.abc import Collection, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.distributed as dist
 from torch.distributed.fsdp import FSDPModule, fully_shard
-from torch.distributed.tensor import DTensor, Shard
+from torch.distributed.tensor import DTensor
 
 from ..errors import Unsupported
 from .earlier import EarlierGradients
+from .mesh import TENSOR
 
 if TYPE_CHECKING:
     from .step import Trace
 
+EXPERTS = "ep"
+DIVIDED = (TENSOR, EXPERTS)  # dimensions of meshes along which ranks have other heads, or other experts
 SETTINGS = ("reduce_grads", "all_reduce_grads", "reshard_after_backward", "post_forward_mesh_info",
             "gradient_divide_factor", "force_sum_reduction_for_comms", "_all_gather_comm",
             "_reduce_scatter_comm")  # fmt: skip
@@ -31,13 +35,14 @@ IN_A_STEP: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()  # modules of fu
 class Sharded:
     """A model of fully_shard. `units` are the groups of parameters that FSDP2 gathers together, by name."""
 
-    def __init__(self, model: torch.nn.Module, world_size: int) -> None:
+    def __init__(self, model: torch.nn.Module, world_size: int, tensor_size: int = 1) -> None:
         if not isinstance(model, FSDPModule):
             raise Unsupported("Ranks: expected a model of fully_shard or DistributedDataParallel, received "
                               f"{type(model).__name__}; call fully_shard on the model itself after its "
                               "layers")  # fmt: skip
-        _check_parameters(model, world_size)
+        _check_parameters(model, world_size, tensor_size)
         self.model = model
+        self._has_equal_parts = tensor_size == 1  # heads and vocabularies may not be divided evenly
         self._state: Any = _state_of(model)
         self.units: OrderedDict[str, Any] = OrderedDict()
         modules: Iterable[tuple[str, Any]] = model.named_modules()
@@ -73,8 +78,8 @@ class Sharded:
                 unit.reduce_grads = unit.all_reduce_grads = unit.reshard_after_backward = False
                 unit.post_forward_mesh_info = None  # no resharding
             if trace is not None:
-                unit._all_gather_comm = Watched(unit._all_gather_comm, f"gathers {name}", trace)
-                unit._reduce_scatter_comm = Watched(unit._reduce_scatter_comm, f"reduces {name}", trace)
+                unit._all_gather_comm = Watched(unit._all_gather_comm, f"gathers {name}", trace, self._has_equal_parts)
+                unit._reduce_scatter_comm = Watched(unit._reduce_scatter_comm, f"reduces {name}", trace, self._has_equal_parts)
         if is_gathered:
             self._context.is_last_backward = False
             for unit in self.units.values():
@@ -163,35 +168,50 @@ def _drop_pass(state: Any, units: Collection[Any]) -> None:
 class Watched:
     """A collective of FSDP2 that says what it is about to do."""
 
-    def __init__(self, inner: Any, name: str, trace: "Trace") -> None:
-        self._inner, self._name, self._trace = inner, name, trace
+    def __init__(self, inner: Any, name: str, trace: "Trace", has_equal_parts: bool) -> None:
+        self._inner, self._name, self._trace, self._has_equal_parts = inner, name, trace, has_equal_parts
 
     def allocate(self, *args: Any, **kwargs: Any) -> Any:
         return self._inner.allocate(*args, **kwargs)
 
     def __call__(self, output_tensor: torch.Tensor, input_tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-        self._trace.add(f"{self._name}, {max(output_tensor.numel(), input_tensor.numel()):,} values")
+        values = f", {max(output_tensor.numel(), input_tensor.numel()):,} values" if self._has_equal_parts else ""
+        self._trace.add(f"{self._name}{values}")
         return self._inner(output_tensor, input_tensor, *args, **kwargs)
 
 
-def _check_parameters(model: torch.nn.Module, world_size: int) -> None:
+def ranks_along(model: torch.nn.Module, dimension: str) -> list[int]:
+    """The numbers of the ranks that have other heads or experts of a model than this one, and its own: by a dimension of
+    DIVIDED."""
+    for parameter in model.parameters():
+        if isinstance(parameter, DTensor) and dimension in (parameter.device_mesh.mesh_dim_names or ()):
+            return dist.get_process_group_ranks(parameter.device_mesh.get_group(dimension))
+    return [dist.get_rank()]
+
+
+def _check_parameters(model: torch.nn.Module, world_size: int, tensor_size: int) -> None:
     for name, parameter in model.named_parameters():
         if not isinstance(parameter, DTensor):
             if parameter.requires_grad:
                 raise Unsupported(f"{name}: expected a parameter that fully_shard has sharded, received one that is "
                                   "whole on every rank, whose gradients nobody would sum")  # fmt: skip
-        elif not _is_sharded_over_all(parameter, world_size):
+        elif not _is_sharded_over_all(parameter, world_size, tensor_size):
             shape = list(parameter.device_mesh.mesh.shape)
             raise Unsupported(f"{name}: expected a parameter that fully_shard has sharded over all {world_size} ranks, or over "
                               f"some with replicas on the others, received {list(parameter.placements)} on a mesh of shape "
-                              f"{shape}: tensor parallelism and meshes of some ranks are not served")  # fmt: skip
+                              f"{shape}: meshes of some ranks are not served")  # fmt: skip
 
 
-def _is_sharded_over_all(parameter: DTensor, world_size: int) -> bool:
-    """Whether every rank has a shard, and all dimensions of the mesh but the last are replicas."""
-    *replicas, shards = parameter.placements
-    is_sharded = type(shards) is Shard and all(place.is_replicate() for place in replicas)
-    return is_sharded and parameter.device_mesh.size() == world_size
+def _is_sharded_over_all(parameter: DTensor, world_size: int, tensor_size: int) -> bool:
+    """Whether every rank has a shard, and all dimensions of the mesh are replicas but the last two: of shards, and of experts or
+    heads, if these are divided. What ranks along tp have alike has no such dimension."""
+    mesh, places = parameter.device_mesh, list(parameter.placements)
+    is_divided = (mesh.mesh_dim_names or ("",))[-1] in DIVIDED
+    if is_divided:
+        places.pop()
+    *replicas, shards = places
+    is_sharded = not (shards.is_replicate() or shards.is_partial()) and all(place.is_replicate() for place in replicas)
+    return is_sharded and mesh.size() * (1 if is_divided else tensor_size) == world_size
 
 
 def _state_of(module: Any) -> Any:

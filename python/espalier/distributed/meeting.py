@@ -95,7 +95,7 @@ class Meeting:
 
 
 _ADVICE = {
-    "division": "the ranks of one cp group have to give steps of the same plan and loss_mask",
+    "division": "the ranks of one cp or tp group have to give steps of the same plan and loss_mask",
     "order": "every rank has to run the same steps, with as many forwards and backwards in the same order",
     "rows": "every rank has to give the rows of the whole step, the same ones in the same order",
     "model": "every rank has to shard the same model in the same way",

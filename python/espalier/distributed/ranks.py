@@ -10,12 +10,13 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FSDPModule
 
 from ..errors import InputError, Unsupported
 from ..native import __version__
-from .fsdp import Sharded
+from .fsdp import EXPERTS, Sharded, ranks_along
 from .meeting import Meeting, check_equal
-from .mesh import dimensions_of
+from .mesh import TENSOR, Dimensions, dimensions_of, mesh_of
 from .replicas import Replicated
 from .share import Share, share_of
 from .step import RankStep
@@ -32,10 +33,12 @@ class Ranks:
 
     Args:
         model: A model of fully_shard (FSDP2), its layers first and then itself, over all ranks; or, in mode "gathered", of
-            DistributedDataParallel. `espalier.hf.patch` may come before or after.
+            DistributedDataParallel; or one that Transformers has divided by its `distributed_config`.
+            `espalier.hf.patch` may come before or after.
         mesh: A DeviceMesh of all ranks whose dimensions have names, where not every rank has rows of its own. Ranks along
-            "cp" have the same rows, and each computes a part of every micro-batch of an `espalier.Step`.
-            Ranks along "dp", and names that begin with "dp_", have different rows.
+            "cp" have the same rows, and each computes a part of every micro-batch of an `espalier.Step`. Ranks along "tp"
+            have the same rows and other heads of the model. Ranks along "dp", "fsdp", and names that begin with "dp_", have
+            different rows. None: the mesh of Transformers, where it has divided the model.
         mode: "gathered": the parameters are whole on every rank from the beginning of a step to its end, where gradients are
             reduced once. In between no rank talks to another, so each may run as many micro-batches as it has, in any order,
             and by `espalier.Step`. "zero3": every layer gathers its parameters for itself, as fully_shard was told to. Ranks
@@ -74,7 +77,7 @@ class Ranks:
         self._is_open = False
         model = getattr(model, "_orig_mod", model)  # of torch.compile
         try:
-            self.dimensions = dimensions_of(mesh)
+            self.dimensions = dimensions_of(mesh_of(model) if mesh is None else mesh)
             self.held = self._checked(model)
         except InputError as error:
             self._meeting.tell(error)
@@ -95,9 +98,12 @@ class Ranks:
             if getattr(module.__dict__.get("_espalier"), "unchecked", None) is not None:
                 raise Unsupported("espalier.hf.patch(check=True): expected False on several ranks, received True: the "
                                   "check needs a copy of the whole model; run espalier.hf.verify on one")  # fmt: skip
-        if isinstance(model, torch.nn.parallel.DistributedDataParallel):
-            return Replicated(model)
-        return Sharded(model, self.size)
+        experts = ranks_along(model, EXPERTS)
+        if self.mode == "gathered" and not set(experts) <= set(self.dimensions.peers):
+            raise Unsupported('mode="gathered": expected experts that are divided over ranks with the same rows, '
+                              f'{list(self.dimensions.peers)}, received {experts}; take mode="zero3", where all run equally many '
+                              "micro-batches")  # fmt: skip
+        return held_as(model, self.dimensions)
 
     def close(self) -> None:
         """Gives back the process group over which the ranks compare notes.
@@ -113,8 +119,8 @@ class Ranks:
     def share(self, rows: Any, *, tree_keys: Sequence[Hashable] | None = None, model: Any = None) -> Share:
         """What this rank trains on of the rows of a step, by `espalier.distribute`.
 
-        Ranks along the dimension cp of a mesh have the same share. Talks to nobody; `step` finds out where ranks were given
-        different rows.
+        Ranks along the dimensions cp and tp of a mesh have the same share. Talks to nobody; `step` finds out where ranks were
+        given different rows.
 
         Args:
             rows: R rows, as `espalier.build` takes them (not packed), the same ones in the same order on all ranks.
@@ -137,6 +143,8 @@ class Ranks:
     def sum(self, value: float) -> float:
         """The sum over the ranks of a number: for normalisers, where no rank knows the rows of the others.
 
+        Ranks along the dimension tp of a mesh, which have the same tokens, count once.
+
         Args:
             value: This rank's.
 
@@ -151,8 +159,9 @@ class Ranks:
             3.0
         """
         value = float(value)
-        messages = self._meeting.meet("a sum", value=value.hex())
-        return math.fsum(float.fromhex(said["value"]) for said in messages)
+        counts = self.dimensions.tensor_rank == 0
+        messages = self._meeting.meet("a sum", value=value.hex(), counts=counts)
+        return math.fsum(float.fromhex(said["value"]) for said in messages if said["counts"])
 
     def step(self, share: Share | None = None, micro_batches: Any = None) -> RankStep:
         """One optimiser step, a context manager that is entered on all ranks, those without work among them.
@@ -185,6 +194,21 @@ class Ranks:
             5
         """
         return RankStep(self, share, micro_batches)
+
+
+def held_as(model: torch.nn.Module, dimensions: Dimensions) -> Replicated | Sharded:
+    """What a model is over one step. Raises Unsupported where it does not fit the mesh."""
+    own = dimensions.with_the_same_heads
+    place = own[dimensions.tensor_rank].index(dist.get_rank())
+    expected, found = ranks_along(model, TENSOR), [of[place] for of in own]
+    if found != expected and not (len(expected) == 1 and mesh_of(model) is not None):  # whose plan may divide experts alone
+        raise Unsupported(f"mesh: expected a dimension tp over the ranks {expected}, which have other heads of the model, "
+                          f"received one over {found}; its length is tp_size of Transformers' distributed_config")  # fmt: skip
+    if isinstance(model, torch.nn.parallel.DistributedDataParallel):
+        return Replicated(model)
+    if not isinstance(model, FSDPModule) and len(expected) > 1:
+        return Replicated(model, dist.new_subgroups_by_enumeration(own)[0])
+    return Sharded(model, dist.get_world_size(), dimensions.tensor_size)
 
 
 def _one_token(model: Any) -> torch.Tensor:

@@ -52,16 +52,17 @@ class RankStep:
             "the beginning of a step", step=ranks._steps, rows=self._share and self._share.digest(),
             token_budget=None if plan is None else plan.token_budget,
             micro_batches=None if batches is None else len(batches),
-            division=None if self._divided is None else self._divided.digest(), peers=ranks.dimensions.peers)  # fmt: skip
+            division=self._division(), peers=ranks.dimensions.peers)  # fmt: skip
         for name in ("step", "rows", "token_budget"):
             check_equal(name, [said[name] for said in messages])
         for peers in {tuple(said["peers"]) for said in messages}:
-            check_equal("division", [messages[peer]["division"] for peer in peers], peers)
+            for name in ("micro_batches", "division"):
+                check_equal(name, [messages[peer][name] for peer in peers], peers)
         self._counts = [said["micro_batches"] for said in messages]
         if batches is not None:
             self._left = len(batches) if self._is_gathered else max(count or 0 for count in self._counts)
         is_watched = not self._is_gathered and (ranks.watch == "always" or ranks._steps == 0)
-        if self._divided is not None or not (self._is_gathered or is_watched):
+        if len(ranks.dimensions.peers) > 1 or not (self._is_gathered or is_watched):
             self._alarm = self._meeting.alarm(ranks._steps)
         if not self._is_gathered:
             self._trace = Trace(self._meeting if is_watched else None, self._alarm)
@@ -93,6 +94,14 @@ class RankStep:
             raise Unsupported('strategy: expected tree-packing or sequence-packing in mode "zero3", received '
                               "partition, whose order of forwards and backwards differs from rank to rank; take "
                               'mode="gathered"')  # fmt: skip
+
+    def _division(self) -> str | None:
+        """What ranks with the same rows have to have alike, as text."""
+        if self._divided is not None:
+            return self._divided.digest()
+        plan = getattr(self._micro_batches, "_plan", None)  # of an espalier.Step
+        found: str | None = None if plan is None else plan.digest()
+        return found
 
     def _begin_parts(self) -> None:
         """From here on the loop runs this rank's parts of micro-batches."""

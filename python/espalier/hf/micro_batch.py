@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from .. import ops
 from ..errors import InputError, Unsupported
-from . import shared_head
+from . import shared_head, tensor_parallel
 from .attention import as_autocast, resolved
 from .dropout import NOISE
 from .families import backbone_of, check_mixers, check_training, mixer_of, stock_class, unwrapped
@@ -136,7 +136,7 @@ class MicroBatchModel:
                       entropy: bool) -> Any:  # fmt: skip
         """ops.edge_logprobs of hidden [S, H] by the head of the model."""
         head = self._head
-        if not isinstance(head, nn.Linear) or "forward" in head.__dict__:
+        if not isinstance(head, nn.Linear) or not tensor_parallel.has_own_forward(head):
             raise Unsupported("espalier.Step.logprobs: expected torch.nn.Linear with its own forward as the head, "
                               f"received {type(head).__module__}.{type(head).__name__}; take step.hidden(batch) and "
                               "apply it yourself")  # fmt: skip
@@ -149,6 +149,9 @@ class MicroBatchModel:
         scale = 1 / getattr(self.backbone.config, "logits_scaling", 1)
 
         def forward(hidden: Tensor) -> Any:
+            if tensor_parallel.is_parallel(head.weight):
+                part = tensor_parallel.VocabularyPart(head)
+                return part.edge_logprobs(hidden, edge_row, edge_target, temperature=temperature, scale=scale, entropy=entropy)
             hidden, weight = as_autocast(hidden, head.weight)
             bias = None if head.bias is None else head.bias.to(weight.dtype)
             return ops.edge_logprobs(hidden.to(weight.dtype), weight, edge_row, edge_target, bias=bias,

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ..errors import Unsupported
 from ..trees import Layout, build
-from . import attention, mixers, older_mixers, proof, routes, shared_head, text_rows, told
+from . import attention, mixers, older_mixers, proof, routes, shared_head, tensor_parallel, text_rows, told
 from .asked import Asked, Given, asked_of, asking, index_of
 from .config_view import is_view, original_of, tree_view
 from .dropout import checked_choice, noise_of_batch
@@ -49,6 +49,7 @@ def apply_patch(model: Model, backend: str = "auto", check: Callable[[Any, Mappi
         check_family(backbone)
     given = patch_of(backbone) or _attached(backbone)
     text_rows.attach(composite_of(model))
+    tensor_parallel.attach(model)
     given.backend, given.dropout = backend, dropout
     given.is_proven = True
     given.check = check
@@ -100,6 +101,7 @@ def unpatch(model: Model) -> Model:
     if given is not None:
         given.detach(backbone)
         shared_head.detach(model)
+        tensor_parallel.detach(model)
         del backbone._espalier
         text_rows.detach(composite_of(model))
     return model

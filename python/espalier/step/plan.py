@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What each micro-batch of a plan reads of others, leaves to others and predicts, as NumPy arrays."""
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -72,6 +73,14 @@ class StepPlan:
 
     def __len__(self) -> int:
         return len(self._batches)
+
+    def digest(self) -> str:
+        """Text that tells plans, their tokens and the weights of their terms apart."""
+        digest = hashlib.blake2b(f"{self.parent}".encode(), digest_size=8)
+        digest.update(self.weights.tobytes())
+        for batch in self.running:
+            digest.update(f"{batch} {self.num_terms[batch]}".encode() + self.layout(batch).input_ids.tobytes())
+        return digest.hexdigest()
 
     def layout(self, batch: int) -> Layout:
         return self._batches[batch].layout()
