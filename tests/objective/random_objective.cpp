@@ -8,6 +8,19 @@
 #include "espalier/data/builder.h"
 
 namespace espalier::testing {
+namespace {
+
+constexpr int64_t kNumObjectives = static_cast<int64_t>(ObjectiveKind::kOrpo) + 1;
+
+}  // namespace
+
+std::vector<std::string> objective_names() {
+  std::vector<std::string> names;
+  for (int64_t kind = 0; kind < kNumObjectives; ++kind) {
+    names.emplace_back(to_string(static_cast<ObjectiveKind>(kind)));
+  }
+  return names;
+}
 
 ObjectiveOptions objective_named(const std::string& name) {
   ObjectiveOptions options;
@@ -18,8 +31,7 @@ ObjectiveOptions objective_named(const std::string& name) {
 }
 
 ObjectiveOptions random_objective(Rng& rng) {
-  const std::vector<std::string> names = objective_names();
-  return random_objective(rng, objective_named(names[rng.below(static_cast<int64_t>(names.size()))]).kind);
+  return random_objective(rng, static_cast<ObjectiveKind>(rng.below(kNumObjectives)));
 }
 
 ObjectiveOptions random_objective(Rng& rng, ObjectiveKind kind) {

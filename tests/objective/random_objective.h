@@ -3,12 +3,16 @@
 #pragma once
 
 #include <string>
+#include <vector>
 
 #include "espalier/base/rng.h"
 #include "espalier/data/trajectories.h"
 #include "espalier/objective/options.h"
 
 namespace espalier::testing {
+
+/// "sft", "ppo", "grpo", ...
+std::vector<std::string> objective_names();
 
 /// What --objective NAME sets.
 ObjectiveOptions objective_named(const std::string& name);

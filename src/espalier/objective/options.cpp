@@ -166,10 +166,6 @@ void check_ranges(const ObjectiveOptions& options) {
 
 }  // namespace
 
-std::vector<std::string> objective_names() {
-  return all_words(kObjectives);
-}
-
 std::string_view to_string(ObjectiveKind kind) {
   return word_of(kObjectives, kind);
 }

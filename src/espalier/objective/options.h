@@ -29,8 +29,7 @@ enum class ObjectiveKind {
   kOrpo
 };
 
-/// The names used in flags and files: "sft", "ppo", "grpo", "dr_grpo", ...
-std::vector<std::string> objective_names();
+/// The name used in flags and files: "sft", "ppo", "grpo", "dr_grpo", ...
 std::string_view to_string(ObjectiveKind kind);
 
 /// Whether log-probabilities are weighted by advantages.

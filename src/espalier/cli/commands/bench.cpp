@@ -14,7 +14,6 @@
 #include "espalier/base/units.h"
 #include "espalier/cli/commands/commands.h"
 #include "espalier/cli/flags/data_flags.h"
-#include "espalier/cli/flags/model_flags.h"
 #include "espalier/config/config.h"
 #include "espalier/measure/benchmark.h"
 #include "espalier/measure/calibrate.h"

@@ -11,7 +11,6 @@
 #include "espalier/base/printable.h"
 #include "espalier/cli/commands/commands.h"
 #include "espalier/cli/flags/data_flags.h"
-#include "espalier/cli/flags/model_flags.h"
 #include "espalier/cli/print/plan_summary.h"
 #include "espalier/config/config.h"
 #include "espalier/engine/step_cost.h"

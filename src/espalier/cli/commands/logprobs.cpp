@@ -14,7 +14,6 @@
 #include "espalier/base/units.h"
 #include "espalier/cli/commands/commands.h"
 #include "espalier/cli/flags/data_flags.h"
-#include "espalier/cli/flags/model_flags.h"
 #include "espalier/data/writer.h"
 #include "espalier/distributed/group.h"
 #include "espalier/engine/cost.h"

@@ -18,7 +18,6 @@
 #include "espalier/base/units.h"
 #include "espalier/cli/commands/commands.h"
 #include "espalier/cli/commands/plan_of_model.h"
-#include "espalier/cli/flags/model_flags.h"
 #include "espalier/cli/print/plan_summary.h"
 #include "espalier/cli/print/plan_table.h"
 #include "espalier/plan/planner.h"

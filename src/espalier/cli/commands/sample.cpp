@@ -10,7 +10,6 @@
 #include "espalier/base/units.h"
 #include "espalier/cli/commands/commands.h"
 #include "espalier/cli/flags/data_flags.h"
-#include "espalier/cli/flags/model_flags.h"
 #include "espalier/config/stop_ids.h"
 #include "espalier/data/builder.h"
 #include "espalier/data/writer.h"

@@ -14,7 +14,6 @@
 #include "espalier/cli/commands/run_record.h"
 #include "espalier/cli/flags/data_flags.h"
 #include "espalier/cli/flags/mix_flags.h"
-#include "espalier/cli/flags/model_flags.h"
 #include "espalier/cli/flags/toml_config.h"
 #include "espalier/cli/print/plan_summary.h"
 #include "espalier/cli/print/plan_table.h"

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// --data and related flags: which trajectories a command reads, and the summary that it prints of them.
+// Flags for data and models: which trajectories a command reads, and the summary that it prints of them.
 #pragma once
 
 #include <cstdint>
@@ -56,5 +56,15 @@ struct DataFlags {
   /// A short list of the files, without their folders.
   std::string title() const;
 };
+
+/// Adds --model, which is required unless `help` says what is used without it.
+void add_model(OptionList* list, std::string* model, const std::string& help = "");
+
+/// Adds --profile; `which` names the step that it records.
+void add_profile(OptionList* list, std::string* trace, const std::string& which);
+
+/// Prints on standard error which tensors of a model's files the decoder does not use, if any. Throws if one
+/// of them must not be ignored (carried_tensors).
+void note_carried_tensors(const std::string& model);
 
 }  // namespace espalier::cli

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// What data_summary.h and model_flags.h declare and only LibTorch's half can tell.
+// What data_summary.h and data_flags.h declare and only LibTorch's half can tell.
 #include <algorithm>
 
 #include "espalier/base/output.h"
 #include "espalier/base/printable.h"
-#include "espalier/cli/flags/model_flags.h"
+#include "espalier/cli/flags/data_flags.h"
 #include "espalier/cli/print/data_summary.h"
 #include "espalier/model/weights/weights.h"
 #include "espalier/objective/signal.h"
