@@ -592,6 +592,10 @@ class Distribution:
         """A lower bound for every distribution."""
 
     @property
+    def context_parallel(self) -> int:
+        """Ranks that have each share together."""
+
+    @property
     def split_trees(self) -> int:
         """Trees that are on several ranks."""
 
@@ -613,7 +617,7 @@ class Distribution:
 
     def __repr__(self) -> str: ...
 
-def distribute(forest: Forest, ranks: int, costs: Costs | None) -> Distribution:
+def distribute(forest: Forest, ranks: int, costs: Costs | None, context_parallel: int, bandwidth: float) -> Distribution:
     """Implements espalier.distribute."""
 
 def build_from_trajectories(trajectories: Trajectories, tree_keys: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None, most_leaves_first: bool = False) -> Forest:

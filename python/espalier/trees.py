@@ -2,6 +2,7 @@
 """Prefix trees of token rows, and what of them runs together."""
 
 import copyreg
+import math
 import os
 from collections.abc import Hashable, Iterable, Sequence
 from typing import Any
@@ -131,7 +132,8 @@ def restored_plan(forest: Forest, state: dict[str, Any]) -> Plan:
 copyreg.pickle(Plan, lambda plan: (restored_plan, plan.__reduce__()[1]))
 
 
-def distribute(forest: Forest, ranks: int, *, model: str | os.PathLike[str] | Costs | Any = None) -> Distribution:
+def distribute(forest: Forest, ranks: int, *, model: str | os.PathLike[str] | Costs | Any = None, context_parallel: int = 1,
+               link_bandwidth: float = math.inf) -> Distribution:  # fmt: skip
     """Which trajectories of a forest each of `ranks` processes trains on, by predicted time.
 
     Whole trees go to ranks, longest first, and are moved and swapped until the slowest gets no faster. A tree that takes more
@@ -143,9 +145,13 @@ def distribute(forest: Forest, ranks: int, *, model: str | os.PathLike[str] | Co
         forest: As `build` makes it.
         ranks: Their number, at least 1.
         model: By whose predicted seconds: as `plan` takes it. Default: a decoder of common proportions.
+        context_parallel: How many of the ranks compute each tree together, each a part of it: a divisor of `ranks`, or 0 for the
+            fastest one. Ranks of a group are taken to have equal parts.
+        link_bandwidth: Gigabytes per second into a rank, and as many out of it, which such ranks have for keys and values in
+            bfloat16.
 
     Returns:
-        A Distribution, a sequence of RankShare.
+        A Distribution, a sequence of RankShare: one for each rank, or for each group of ranks.
 
     Raises:
         InputError: An argument or the model cannot be used.
@@ -158,7 +164,12 @@ def distribute(forest: Forest, ranks: int, *, model: str | os.PathLike[str] | Co
         ([[0, 1], [2, 3, 4]], 0)
     """
     _check_forest(forest)
-    return core.distribute(forest, _whole("ranks", ranks), costs_of(model))
+    together = context_parallel if context_parallel == 0 else _whole("context_parallel", context_parallel)
+    if not link_bandwidth > 0:
+        raise InputError(f"link_bandwidth: expected a number above 0, received {link_bandwidth!r}")
+    if together == 0 and math.isinf(link_bandwidth):
+        raise InputError("context_parallel=0: expected a link_bandwidth, by which ranks are the fastest, received none")
+    return core.distribute(forest, _whole("ranks", ranks), costs_of(model), together, 1e9 * link_bandwidth)
 
 
 def _mask_of(loss_mask: Any, forest: Forest) -> NDArray[np.uint8]:

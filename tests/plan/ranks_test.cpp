@@ -227,6 +227,36 @@ TEST(Ranks, RefusesLessThanOne) {
       "--ranks: expected 1 to 1000000, received 0");
 }
 
+// One long path and short ones: the rank that has it takes longer than the mean of any number of others.
+TEST(Ranks, GroupsComputeTreesTogether) {
+  std::vector<std::vector<int32_t>> rows{std::vector<int32_t>(4000, 1)};
+  for (int32_t row = 2; row < 30; ++row) rows.emplace_back(100, row);
+  const Forest forest = build_forest(make_rows(rows).view());
+  const TimeModel model = small_model();
+  const RankPlan alone = distribute(forest, 16, model), groups = distribute(forest, 2, model);
+  EXPECT_GT(alone.imbalance(), 2);
+  const double per_token = 1e-9;
+  const RankPlan plan = distribute(forest, 16, model, 8, per_token);
+  EXPECT_EQ(plan.context_parallel, 8);
+  ASSERT_EQ(plan.ranks.size(), 2u);
+  for (size_t r = 0; r < 2; ++r) {
+    EXPECT_EQ(plan.ranks[r].trajectories, groups.ranks[r].trajectories);
+    const double received = static_cast<double>(groups.ranks[r].tree_tokens) * 7 / 8;
+    EXPECT_NEAR(plan.ranks[r].seconds, groups.ranks[r].seconds / 8 + received * per_token, 1e-15);
+  }
+  EXPECT_EQ(distribute(forest, 16, model, 1, per_token).seconds(), alone.seconds());
+  // The fastest: all ranks together if links cost nothing, and each alone if they cost very much.
+  EXPECT_EQ(distribute(forest, 16, model, 0, 0).context_parallel, 16);
+  EXPECT_EQ(distribute(forest, 16, model, 0, 1).context_parallel, 1);
+  double least = alone.seconds();
+  for (const int64_t together : {2, 4, 8, 16}) {
+    least = std::min(least, distribute(forest, 16, model, together, per_token).seconds());
+  }
+  EXPECT_NEAR(distribute(forest, 16, model, 0, per_token).seconds(), least, 2e-3 * least);
+  EXPECT_EQ(message_of<InputError>([&] { distribute(forest, 16, model, 3, 0); }),
+            "--context-parallel: expected a divisor of --ranks 16, or 0, received 3");
+}
+
 TEST(Ranks, TrajectoriesAloneAreEncodedWhole) {
   const Forest forest = build_forest(make_rows({{1, 2, 3}, {1, 2, 4}, {1, 2, 3, 5}}).view());
   const RankPlan plan = distribute_trajectories(forest, 2, small_model());

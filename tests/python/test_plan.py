@@ -188,6 +188,33 @@ def test_ranks_get_whole_trees_or_branches(espalier, model, data):
     assert "distribution" not in planned(espalier, "--data", data)[0]
 
 
+def test_ranks_that_compute_trees_together(espalier, model, tmp_path):
+    import espalier as package
+
+    data = write_rows(tmp_path / "rows.jsonl", [{"input_ids": [1] * 3000}, *({"input_ids": [row] * 90} for row in range(2, 20))])
+    flags = ["--data", data, "--model", model, "--no-calibration", "--ranks", 8, "--link-bandwidth", 50]
+    alone = planned(espalier, *flags)[0]["distribution"]
+    plan, text = planned(espalier, *flags, "--context-parallel", 4)
+    found = plan["distribution"]
+    assert alone["imbalance"] > 1 and len(found["ranks"]) == 2 and found["context_parallel"] == 4
+    assert found["seconds"] < 0.6 * alone["seconds"] and found["efficiency"] > 1.5 * alone["efficiency"]
+    assert value_of(text, "ranks") == "8 in 2 groups of 4, which compute each tree together"
+    assert "slowest group" in text and "of 8 times one process" in value_of(text, "efficiency")
+    fastest = planned(espalier, *flags, "--context-parallel", 0)[0]["distribution"]
+    assert fastest["seconds"] <= found["seconds"]
+    forest = package.build([[1] * 3000, *([row] * 90 for row in range(2, 20))])
+    ours = package.distribute(forest, 8, context_parallel=4, link_bandwidth=50)
+    assert ours.context_parallel == 4 and [len(share.trajectories) for share in ours] == [len(each["trajectories"]) for each in found["ranks"]]
+    assert "8 ranks" in repr(ours)
+    for wrong, message in ((["--context-parallel", 3], "a divisor of --ranks 8"), (["--context-parallel", -1], "--context-parallel")):
+        assert message in espalier("plan", *flags, *wrong, check=False).stderr
+    for wrong in (["--context-parallel", 2], ["--ranks", 8, "--context-parallel", 0]):
+        assert "--context-parallel" in espalier("plan", "--data", data, *wrong, check=False).stderr
+    for wrong in ({"context_parallel": 3}, {"context_parallel": 0}, {"context_parallel": 2, "link_bandwidth": 0}, {"context_parallel": -1}):
+        with pytest.raises(package.InputError, match="context.parallel|link_bandwidth"):
+            package.distribute(forest, 8, **wrong)
+
+
 def test_what_several_processes_take(espalier, model, data):
     """Gradients and weights of all parameters in float32 are exchanged; with adapters only theirs are."""
     flags = ["--data", data, "--model", model, "--no-calibration"]

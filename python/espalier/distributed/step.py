@@ -97,10 +97,8 @@ class RankStep:
 
     def _division(self) -> str | None:
         """What ranks with the same rows have to have alike, as text."""
-        if self._divided is not None:
-            return self._divided.digest()
-        plan = getattr(self._micro_batches, "_plan", None)  # of an espalier.Step
-        found: str | None = None if plan is None else plan.digest()
+        of_plan = getattr(self._micro_batches, "_plan", None) if self._divided is None else self._divided  # of an espalier.Step
+        found: str | None = None if of_plan is None else of_plan.digest()
         return found
 
     def _begin_parts(self) -> None:

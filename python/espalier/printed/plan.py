@@ -112,9 +112,11 @@ def _ranks(plan: dict[str, Any], asked: dict[str, Any]) -> str:
         time = f"{seconds_text(distribution['seconds'])}, " if has_model else ""
         return f"{time}{_percent(distribution['imbalance'])} over the mean"
 
-    idle = sum(not rank["trajectories"] for rank in ranks)
-    text = _row("ranks", f"{len(ranks):,}" + (f", {idle:,} of them idle" if idle else ""))
-    text += _row("slowest rank", slowest(found))
+    idle, parts = sum(not rank["trajectories"] for rank in ranks), found["context_parallel"]
+    count, name = len(ranks) * parts, "rank" if parts == 1 else "group"
+    groups = f" in {count_of(len(ranks), 'group')} of {parts:,}, which compute each tree together" if parts > 1 else ""
+    text = _row("ranks", f"{count:,}{groups}" + (f", {idle:,} of {'them' if parts == 1 else 'the groups'} idle" if idle else ""))
+    text += _row(f"slowest {name}", slowest(found))
     above = seconds / found["least_seconds"] - 1 if found["least_seconds"] > 0 else 0
     text += _row("  over the bound", f"{_percent(above)} above the lower bound of any distribution")
     peaks = [rank["predicted_peak_bytes"] for rank in ranks if "predicted_peak_bytes" in rank]
@@ -123,7 +125,7 @@ def _ranks(plan: dict[str, Any], asked: dict[str, Any]) -> str:
     if "efficiency" in found:
         text += _row("communication", f"{seconds_text(found['communication_seconds'])} for {found['reduced_bytes'] / 1e9:.3g} GB "
                                       "of gradients and as many of weights, at most")  # fmt: skip
-        text += _row("efficiency", f"{_percent(found['efficiency'])} of {len(ranks):,} times one process, which takes "
+        text += _row("efficiency", f"{_percent(found['efficiency'])} of {count:,} times one process, which takes "
                                    f"{seconds_text(asked['seconds_alone'])}")  # fmt: skip
     repeated = found["repeated_tokens"]
     text += _row("split trees", f"{found['split_trees']:,}, which repeat {repeated:,} tokens "
@@ -132,11 +134,11 @@ def _ranks(plan: dict[str, Any], asked: dict[str, Any]) -> str:
     text += _row("without trees", f"{slowest(whole)}, {times:.2f} times the seconds (whole trajectories, by Karmarkar-Karp)")
     if len(ranks) > _MOST_ROWS:
         return text
-    text += (f"\n  {'rank':>4}  {'trajectories':>12}  {'tree tokens':>11}  {'time' if has_model else 'of slowest':>10}"
+    text += (f"\n  {name}  {'trajectories':>12}  {'tree tokens':>11}  {'time' if has_model else 'of slowest':>10}"
              + ("      memory\n" if peaks else "\n"))  # fmt: skip
     for index, rank in enumerate(ranks):
         time = rank["predicted_seconds"]
         share = seconds_text(time) if has_model else _percent(time / max(seconds, 1e-300))
         memory = f"  {human_bytes(peaks[index]):>10}" if peaks else ""
-        text += f"  {index:>4}  {len(rank['trajectories']):>12,}  {rank['tree_tokens']:>11,}  {share:>10}{memory}\n"
+        text += f"  {index:>{len(name)}}  {len(rank['trajectories']):>12,}  {rank['tree_tokens']:>11,}  {share:>10}{memory}\n"
     return text

@@ -378,6 +378,28 @@ RankPlan distribute(const Forest& forest, int64_t num_ranks, const TimeModel& mo
   return plan;
 }
 
+RankPlan distribute(const Forest& forest, int64_t num_ranks, const TimeModel& model, int64_t context_parallel,
+                    double seconds_per_token) {
+  check_ranks(num_ranks);
+  ESPALIER_CHECK(context_parallel == 0 || (context_parallel > 0 && num_ranks % context_parallel == 0),
+                 "--context-parallel: expected a divisor of --ranks {}, or 0, received {}", num_ranks,
+                 context_parallel);
+  RankPlan best;
+  for (int64_t together = 1; together <= num_ranks; ++together) {
+    if (num_ranks % together != 0 || (context_parallel != 0 && together != context_parallel)) continue;
+    const auto parts = static_cast<double>(together);
+    RankPlan plan = distribute(forest, num_ranks / together, model);
+    plan.context_parallel = together;
+    plan.least_seconds /= parts;
+    for (RankShare& share : plan.ranks) {
+      const double received = static_cast<double>(share.tree_tokens) * (parts - 1) / parts;
+      share.seconds = share.seconds / parts + received * seconds_per_token;
+    }
+    if (best.ranks.empty() || plan.seconds() < best.seconds() * kClearlyFaster) best = std::move(plan);
+  }
+  return best;
+}
+
 RankPlan distribute_trajectories(const Forest& forest, int64_t num_ranks, const TimeModel& model) {
   check_ranks(num_ranks);
   std::vector<double> seconds;

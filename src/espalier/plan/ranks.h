@@ -25,9 +25,10 @@ struct RankShare {
 
 struct RankPlan {
   std::vector<RankShare> ranks;
-  int64_t split_trees = 0;      // trees that are on several ranks
-  int64_t repeated_tokens = 0;  // the tokens of all ranks less those of the forest
-  double least_seconds = 0;     // a lower bound: the forest's seconds over the ranks, or its longest path
+  int64_t context_parallel = 1;  // ranks that have each share together
+  int64_t split_trees = 0;       // trees that are on several ranks
+  int64_t repeated_tokens = 0;   // the tokens of all ranks less those of the forest
+  double least_seconds = 0;      // a lower bound: the forest's seconds over the ranks, or its longest path
 
   double seconds() const;    // of the slowest rank
   double imbalance() const;  // seconds() over the mean of all ranks, less 1; 0 if there is no work
@@ -41,6 +42,13 @@ double path_seconds(const TimeModel& model, int64_t tokens);
 /// Distributes the forest over `num_ranks` ranks (1 to 1,000,000, else InputError). Ignores fixed costs of
 /// micro-batches, which do not depend on the distribution. Deterministic for equal costs.
 RankPlan distribute(const Forest& forest, int64_t num_ranks, const TimeModel& model);
+
+/// Likewise, where `context_parallel` ranks compute the same trees together, each a part: a divisor of
+/// num_ranks, or 0 for the fastest of them. Every rank is taken to have an equal part of the work, and to
+/// receive what the others compute, the most that is possible, in `seconds_per_token`: keys and values, and
+/// their gradients.
+RankPlan distribute(const Forest& forest, int64_t num_ranks, const TimeModel& model, int64_t context_parallel,
+                    double seconds_per_token);
 
 /// For comparison, the distribution of trainers without trees: whole trajectories, encoded separately,
 /// divided by largest differencing (packing.h). Their tokens are counted as tree_tokens;

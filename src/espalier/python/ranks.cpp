@@ -23,9 +23,10 @@ std::string share_text(const RankShare& share) {
 }
 
 std::string plan_text(const RankPlan& plan) {
-  return fmt::format("<espalier.Distribution: {}, the slowest {:.1f}% over the mean; {}>",
-                     count_of(static_cast<int64_t>(plan.ranks.size()), "rank", "ranks"),
-                     100 * plan.imbalance(), count_of(plan.split_trees, "split tree", "split trees"));
+  return fmt::format(
+      "<espalier.Distribution: {}, the slowest {:.1f}% over the mean; {}>",
+      count_of(static_cast<int64_t>(plan.ranks.size()) * plan.context_parallel, "rank", "ranks"),
+      100 * plan.imbalance(), count_of(plan.split_trees, "split tree", "split trees"));
 }
 
 const RankShare& share_at(const RankPlan& plan, int64_t rank) {
@@ -46,11 +47,13 @@ RankShare restored_share(nb::handle state) {
 nb::tuple plan_state(const RankPlan& plan) {
   nb::list shares;
   for (const RankShare& share : plan.ranks) shares.append(share_state(share));
-  return nb::make_tuple(shares, plan.split_trees, plan.repeated_tokens, plan.least_seconds);
+  return nb::make_tuple(shares, plan.split_trees, plan.repeated_tokens, plan.least_seconds,
+                        plan.context_parallel);
 }
 
 RankPlan restored_plan(const nb::tuple& state) {
   RankPlan plan{.ranks = {},
+                .context_parallel = nb::cast<int64_t>(state[4]),
                 .split_trees = nb::cast<int64_t>(state[1]),
                 .repeated_tokens = nb::cast<int64_t>(state[2]),
                 .least_seconds = nb::cast<double>(state[3])};
@@ -90,6 +93,7 @@ void bind_ranks(nb::module_& module) {
       .def_prop_ro("imbalance", &RankPlan::imbalance, "The slowest rank's seconds over the mean, less 1.")
       .def_prop_ro("seconds", &RankPlan::seconds, "Of the slowest rank.")
       .def_ro("least_seconds", &RankPlan::least_seconds, "A lower bound for every distribution.")
+      .def_ro("context_parallel", &RankPlan::context_parallel, "Ranks that have each share together.")
       .def_ro("split_trees", &RankPlan::split_trees, "Trees that are on several ranks.")
       .def_ro(
           "repeated_tokens", &RankPlan::repeated_tokens,
@@ -103,11 +107,15 @@ void bind_ranks(nb::module_& module) {
       .def("__repr__", &plan_text);
   module.def(
       "distribute",
-      [](const Forest& forest, int64_t ranks, const ModelCosts* costs) {
-        return distribute(forest, ranks, costs == nullptr ? common_costs().time : costs->time);
+      [](const Forest& forest, int64_t ranks, const ModelCosts* costs, int64_t context_parallel,
+         double bandwidth) {
+        const TimeModel model = costs == nullptr ? common_costs().time : costs->time;
+        const auto bytes_per_token =
+            static_cast<double>(4 * model.cost.context_per_token());  // of bfloat16, twice
+        return distribute(forest, ranks, model, context_parallel, bytes_per_token / bandwidth);
       },
-      nb::arg("forest"), nb::arg("ranks"), nb::arg("costs").none(), nb::call_guard<Interruptible>(),
-      "Implements espalier.distribute.");
+      nb::arg("forest"), nb::arg("ranks"), nb::arg("costs").none(), nb::arg("context_parallel"),
+      nb::arg("bandwidth"), nb::call_guard<Interruptible>(), "Implements espalier.distribute.");
 }
 
 }  // namespace espalier::python

@@ -45,7 +45,9 @@ struct RankTable {
   double link_bandwidth = 0;         // bytes per second into a process, and as many out of it; 0: not given
   std::vector<double> peak_bytes{};  // by rank; empty without a model
 
-  double num_ranks() const { return static_cast<double>(plan.ranks.size()); }
+  double num_ranks() const {
+    return static_cast<double>(static_cast<int64_t>(plan.ranks.size()) * plan.context_parallel);
+  }
   /// Each process sends and receives (N - 1) / N of the gradients, and then of the weights.
   double communication_seconds() const {
     return 2 * (num_ranks() - 1) / num_ranks() * reduced_bytes / link_bandwidth;
@@ -58,6 +60,7 @@ struct RankTable {
   nlohmann::ordered_json json() const {
     nlohmann::ordered_json json = json_of(plan);
     json["without_trees"] = json_of(trajectories);
+    json["context_parallel"] = plan.context_parallel;
     if (link_bandwidth > 0) {
       json["communication_seconds"] = communication_seconds();
       json["reduced_bytes"] = reduced_bytes;
@@ -86,6 +89,10 @@ void run_plan(const PlanArguments& flags) {
                  "--save-cost-model: requires --model, because rates are measured for a model");
   ESPALIER_CHECK(flags.link_bandwidth == 0 || (flags.ranks > 0 && !flags.model.empty()),
                  "--link-bandwidth: requires --ranks and --model, whose gradients are reduced");
+  ESPALIER_CHECK(flags.context_parallel == 1 || flags.ranks > 0, "--context-parallel: requires --ranks");
+  ESPALIER_CHECK(
+      flags.context_parallel != 0 || flags.link_bandwidth > 0,
+      "--context-parallel 0: requires --link-bandwidth, which limits how many ranks are the fastest");
   const ModelPlanner planner = flags.model.empty() ? ModelPlanner() : planner_of_model(flags);
   const Trajectories trajectories = flags.data.read(data_use_of(flags.model));
   PlanSummary summary{.asked = flags.planning.options(trajectories)};
@@ -117,13 +124,17 @@ void run_plan(const PlanArguments& flags) {
                                                     compared.step.plan.num_tokens());
   std::optional<RankTable> ranks;
   if (const Forest& forest = compared.step.forest; flags.ranks > 0) {
-    ranks = RankTable{.plan = distribute(forest, flags.ranks, rates),
-                      .trajectories = distribute_trajectories(forest, flags.ranks, rates),
-                      .seconds_alone = distribute(forest, 1, rates).seconds(),
-                      .reduced_bytes = plan.reduced_bytes,
-                      .link_bandwidth = flags.link_bandwidth * 1e9};
+    const double bandwidth = flags.link_bandwidth * 1e9;
+    const double seconds_per_token = bandwidth > 0 ? 2 * plan.context_bytes_per_token / bandwidth : 0;
+    ranks =
+        RankTable{.plan = distribute(forest, flags.ranks, rates, flags.context_parallel, seconds_per_token),
+                  .trajectories = distribute_trajectories(forest, flags.ranks, rates),
+                  .seconds_alone = distribute(forest, 1, rates).seconds(),
+                  .reduced_bytes = plan.reduced_bytes,
+                  .link_bandwidth = bandwidth};
     for (const RankShare& share : ranks->plan.ranks) {
-      if (plan.rank_bytes) ranks->peak_bytes.push_back(plan.rank_bytes(share.trajectories));
+      if (plan.rank_bytes && flags.context_parallel == 1)
+        ranks->peak_bytes.push_back(plan.rank_bytes(share.trajectories));
     }
   }
   nlohmann::ordered_json json = summary.json();
@@ -174,9 +185,15 @@ Command plan_command() {
            "Also distribute the trajectories over this many processes by predicted time: whole trees, "
            "and branches of trees that are too large for one process",
            {.least = 1, .shows_default = false});
+  list.add(
+      "context-parallel", &flags->context_parallel,
+      "With --ranks, how many of them compute each tree together, each a part of it: a divisor of --ranks, "
+      "or 0 for the fastest one",
+      {.least = 0});
   list.add("link-bandwidth", &flags->link_bandwidth,
-           "With --ranks, also predict the time in which gradients are reduced between processes, and the "
-           "efficiency: the gigabytes per second that the slowest link of a process carries each way",
+           "With --ranks, also predict the time in which gradients are reduced and --context-parallel sends "
+           "keys and values, and the efficiency: the gigabytes per second that the slowest link of a process "
+           "carries each way",
            {.above = 0, .shows_default = false});
   add_threads(&list, set_threads);
   list.group(kOutputGroup);

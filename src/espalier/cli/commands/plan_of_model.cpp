@@ -40,6 +40,8 @@ ModelPlanner planner_of_model(const PlanArguments& flags) {
             .rates = costs.time,
             .cost = use.cost(),
             .reduced_bytes = trained_parameters(costs.memory) * static_cast<double>(costs.memory.sum_bytes),
+            .context_bytes_per_token =
+                static_cast<double>(use.cost().context_per_token() * costs.memory.element_bytes),
             .rank_bytes = {}};
         PlanCosts of_rank = compared_by;
         of_rank.memory.optimizer_bytes_per_parameter =

@@ -25,7 +25,7 @@ struct PlanArguments {
   std::string model, save_cost_model;
   std::string_view dtype = "float32";
   OptimizerKind optimizer = OptimizerKind::kAdamW;
-  int64_t ranks = 0;
+  int64_t ranks = 0, context_parallel = 1;
   double link_bandwidth = 0;  // GB/s
   bool micro_batches = false, json = false;
 };
@@ -36,7 +36,8 @@ struct ModelPlan {
   std::vector<std::optional<StepPrediction>> predictions;  // by candidate
   TimeModel rates;
   ModelCost cost;
-  double reduced_bytes = 0;  // of all gradients
+  double reduced_bytes = 0;            // of all gradients
+  double context_bytes_per_token = 0;  // of keys and values
   /// Predicted peak bytes of one of --ranks processes that has these rows, none among them.
   std::function<double(const std::vector<int64_t>&)> rank_bytes;
 };
