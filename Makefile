@@ -2,7 +2,7 @@
 # Espalier. `make demo` and `make test` each do all set-up first; a second run repeats no work.
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help setup build command test wheels test-machines test-machines-short core-test cuda asan tsan fuzz lint format demo demo-tiny demo-rl examples docs clean
+.PHONY: help setup build command test wheels test-machines test-machines-short core-test cuda asan asan-train tsan fuzz lint format demo demo-tiny demo-rl examples docs clean
 
 # Some container images set it. Every Python process of a test would then compile PyTorch's modules again.
 unexport PYTHONDONTWRITEBYTECODE
@@ -48,6 +48,12 @@ asan:  ## the same by clang, under address and undefined-behaviour sanitizers
 	@scripts/setup.sh --clang
 	@scripts/build.sh asan
 	@ctest --preset asan --parallel $(TEST_JOBS)
+
+asan-train: setup  ## long runs and failures of the command, with LibTorch, under the same sanitizers (half an hour, most of it to compile)
+	@scripts/build.sh asan-train espalier
+	@ESPALIER_PROGRAM=$(CURDIR)/build/asan-train/src/espalier/cli/espalier ASAN_OPTIONS=verify_asan_link_order=0:quarantine_size_mb=1 \
+	  PYTHONPATH=python $(PYTHON) -m pytest -q --numprocesses $(TEST_JOBS) tests/python/test_long_runs.py tests/python/test_faults.py \
+	  tests/python/test_failing_calls.py --deselect tests/python/test_long_runs.py::test_what_a_run_cannot_follow_is_refused
 
 tsan:  ## the CPU kernels whose threads synchronise by atomics, under the thread sanitizer
 	@scripts/setup.sh --clang

@@ -24,8 +24,10 @@ exec {lock}>"$folder/.lock"
 flock "$lock"
 
 settings=()
-if [[ $preset == release || $preset == dev ]]; then
+if [[ $preset == release || $preset == dev || $preset == asan-train ]]; then
   settings+=("-DESPALIER_PYTHON=$(scripts/setup.sh --print-python)")
+fi
+if [[ $preset == release || $preset == dev ]]; then
   # The kernels take minutes to compile, and nothing here could run them without a GPU.
   has_gpu=OFF
   [[ -e /dev/nvidiactl || -e /dev/dxg ]] && has_gpu=AUTO

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 REPOSITORY = Path(__file__).resolve().parents[2]
+PROGRAM = Path(os.environ.get("ESPALIER_PROGRAM", REPOSITORY / "bin/espalier"))  # as another preset builds it, too
 sys.path.insert(0, str(REPOSITORY / "python"))
 
 # The workers of pytest share the cores: with a thread for each core every one of them waits for the others. A run that is
@@ -31,8 +32,9 @@ def pytest_sessionstart(session):
 
 
 # Files of few tests that take long: they build, or start many processes.
-LONG = ["test_wheel.py", "test_launch.py", "test_distributed.py", "test_context_parallel.py", "test_rank_failures.py", "test_hf_head_ranks.py",
-        "test_torch_distribution.py", "test_faults.py", "test_trl_trainers.py", "test_sampling_bench.py"]  # fmt: skip
+LONG = ["test_wheel.py", "test_launch.py", "test_distributed.py", "test_context_parallel.py", "test_tensor_parallel.py",
+        "test_rank_failures.py", "test_hf_head_ranks.py", "test_torch_distribution.py", "test_faults.py", "test_trl_trainers.py",
+        "test_sampling_bench.py"]  # fmt: skip
 
 
 def pytest_collection_modifyitems(items):
@@ -190,12 +192,12 @@ def own_cache(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def espalier(tmp_path_factory):
-    """Runs bin/espalier with the given arguments and a cache of the tests' own; a failure shows what it printed."""
+    """Runs PROGRAM with the given arguments and a cache of the tests' own; a failure shows what it printed."""
     common = tmp_path_factory.mktemp("cache")
 
     def run(*arguments, check=True, cache=common, variables=None):
         environment = {**os.environ, "XDG_CACHE_HOME": str(cache), **(variables or {})}
-        command = [str(REPOSITORY / "bin/espalier"), *map(str, arguments)]
+        command = [str(PROGRAM), *map(str, arguments)]
         done = subprocess.run(command, capture_output=True, text=True, env=environment)
         if check and done.returncode != 0:
             raise AssertionError(f"{' '.join(command)}\nexit status {done.returncode}\n{done.stdout}{done.stderr}")

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import pytest
 
-from conftest import REPOSITORY, seed_of
+from conftest import PROGRAM, REPOSITORY, seed_of
 from test_faults import STOPPED, checkpoint, data, flags, last_of_each, leftovers, same_checkpoint, saved_steps  # noqa: F401
 
 STEPS = 4
@@ -42,7 +42,7 @@ def train(library, flags, tmp_path):
         environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path / "cache"), "LD_PRELOAD": str(library),
                        "FAIL_BELOW": f"{out / below}/", "FAIL_LOG": str(log), "FAIL_AT": str(at), "FAIL_HOW": str(how),
                        "FAIL_LASTS": str(int(lasts))}  # fmt: skip
-        return subprocess.run([REPOSITORY / "bin/espalier", *last_of_each(words)], env=environment, capture_output=True, text=True)
+        return subprocess.run([PROGRAM, *last_of_each(words)], env=environment, capture_output=True, text=True)
     return run
 
 
@@ -184,7 +184,7 @@ def test_a_long_run_accumulates_nothing(flags, tmp_path, more, long_tests):
     words = ["train", *flags, "--out", tmp_path / "run", "--steps", steps, "--save-every", 10, "--keep-last", 2, "--publish",
              tmp_path / "published", "--publish-every", 10, *more]  # fmt: skip
     environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path / "cache"), "PYTHONPATH": str(REPOSITORY / "python")}
-    process = subprocess.Popen([REPOSITORY / "bin/espalier", *last_of_each(words)], env=environment, stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen([PROGRAM, *last_of_each(words)], env=environment, stderr=subprocess.PIPE, text=True)
     ranks = lambda: Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
     seen, done, end = [], 0, math.inf
     for line in process.stderr:

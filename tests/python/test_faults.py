@@ -17,7 +17,7 @@ import time
 import pytest
 from safetensors.torch import load_file, save_file
 
-from conftest import REPOSITORY, seed_of
+from conftest import PROGRAM, seed_of
 from small_models import MODELS, write_rows
 
 STOPPED = 3  # exit status of a run that a signal has stopped
@@ -66,7 +66,7 @@ def start(tmp_path):
         error = (tmp_path / f"stderr-{len(started)}").open("w+b")
         options.setdefault("stderr", error)
         environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path / "cache"), "LD_PRELOAD": str(preload)}
-        process = subprocess.Popen([REPOSITORY / "bin/espalier", *last_of_each(arguments)], stdout=subprocess.DEVNULL,
+        process = subprocess.Popen([PROGRAM, *last_of_each(arguments)], stdout=subprocess.DEVNULL,
                                    env=environment, **options)  # fmt: skip
         started.append((process, error))
         process.said = lambda: (error.seek(0), error.read().decode())[1]
@@ -235,7 +235,7 @@ def test_a_terminal_that_is_closed_stops_no_run(start, flags, tmp_path):
 
 def test_a_limit_on_the_size_of_files_is_named(espalier, flags, tmp_path):
     """`ulimit -f`: checkpoints are too large, which is an error; metrics of a few lines are not."""
-    command = " ".join(map(str, [REPOSITORY / "bin/espalier", "train", *flags, "--out", tmp_path / "run", "--steps", 4]))
+    command = " ".join(map(str, [PROGRAM, "train", *flags, "--out", tmp_path / "run", "--steps", 4]))
     failed = subprocess.run(["bash", "-c", f"ulimit -f 8; exec {command}"], capture_output=True, text=True)
     assert failed.returncode == 1, failed.stderr
     last = failed.stderr.strip().splitlines()[-1]
@@ -526,7 +526,7 @@ def test_names_that_are_no_text_are_refused_before_a_folder_is_made(espalier, mo
 @pytest.mark.parametrize("out", ["disk", "disk/outer/model"])
 def test_init_on_a_full_disk_leaves_nothing(model, small_disk, tmp_path, out):
     """A folder that was there stays, empty."""
-    command = [REPOSITORY / "bin/espalier", "init", "--config", model.parent / "config.json", "--out", tmp_path / out]
+    command = [PROGRAM, "init", "--config", model.parent / "config.json", "--out", tmp_path / out]
     failed = subprocess.run([*small_disk, *map(str, command)], capture_output=True, text=True)
     assert failed.returncode == 1 and "No space left on device" in failed.stderr, failed.stderr
     assert failed.stdout == ""

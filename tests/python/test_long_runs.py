@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from conftest import REPOSITORY, seed_of
+from conftest import PROGRAM, REPOSITORY, seed_of
 from http_stub import JsonHandler
 from small_models import write_rows
 from test_faults import (STOPPED, checkpoint, data, flags, last_of_each, rows_of, same_checkpoint, saved_steps,  # noqa: F401
@@ -32,14 +32,14 @@ def espalier(espalier):
 def test_rows_come_from_standard_input(espalier, flags, data, tmp_path):
     espalier("train", *flags, "--out", tmp_path / "file", "--steps", 4)
     words = last_of_each(["train", *flags, "--out", tmp_path / "pipe", "--steps", 4, "--data", "-"])
-    done = subprocess.run([REPOSITORY / "bin/espalier", *words], input=data.read_bytes(), capture_output=True)
+    done = subprocess.run([PROGRAM, *words], input=data.read_bytes(), capture_output=True)
     assert done.returncode == 0, done.stderr
     same_checkpoint(checkpoint(tmp_path / "file", 4), checkpoint(tmp_path / "pipe", 4))
 
 
 def test_a_bad_row_of_standard_input_is_named(flags, tmp_path):
     words = last_of_each(["train", *flags, "--out", tmp_path / "run", "--data", "-"])
-    done = subprocess.run([REPOSITORY / "bin/espalier", *words], input=b'{"input_ids": [1, 2]}\n{"input_ids": [1, "a"]}\n',
+    done = subprocess.run([PROGRAM, *words], input=b'{"input_ids": [1, 2]}\n{"input_ids": [1, "a"]}\n',
                           capture_output=True)  # fmt: skip
     assert done.returncode == 1 and b"/dev/stdin:2: field `input_ids`" in done.stderr, done.stderr
 
