@@ -16,7 +16,7 @@ import espalier
 from conftest import seed_of
 from cp_shapes import SHAPES
 from espalier.distributed import RankError, Ranks
-from espalier.hf import exchange, patch
+from espalier.hf import exchange, patch, recurrence
 from espalier.hf.families import backbone_of
 from espalier.hf.float64 import InFloat64
 from espalier.step import division, schedule
@@ -264,6 +264,27 @@ def what_is_broken(rank):
     assert error() <= EXACT
 
 
+def a_scan_over_parts(rank):
+    """A path over all ranks: each goes on from the states of all before it, in one exchange of a layer. With negative controls on a
+    path so short that states are not forgotten."""
+    mesh = mesh_of(rank, rank.size)
+    for kind in (kind for kind in ("qwen3_5", "mamba2") if kind in FAMILIES):
+        model = sharded(make_model(kind), mesh)
+        ranks = Ranks(model, mesh)
+
+        def error(shape, budget=WHOLE):
+            clear(model)
+            return worst_error(by_step(ranks, model, SHAPES[shape](), budget)[:2], expected(kind, shape))
+
+        assert max(error("chain"), error("chain", 13), error("short chain")) <= EXACT
+        with mock.patch.object(schedule, "_levels", lambda *_: []):  # from the rank before alone
+            found = error("short chain")
+            assert found > 1e-6, (kind, found)
+        with mock.patch.object(recurrence.Recurrence, "moved", lambda _of, _factors, states: states):
+            found = error("short chain")
+            assert found > 1e-6, (kind, found)
+
+
 def what_is_refused(rank):
     model = patch(make_model("qwen3"))
     wrapped = DistributedDataParallel(model)
@@ -312,4 +333,4 @@ def one_fails(rank):
 
 
 CHECKS = {2: [parts_of_two, checkpoints, lora, replicas, low_precision, zero3, what_is_broken, what_is_refused, one_fails],
-          4: [parts_of_four, parts_of_two, zero3, weights_and_routes, shards_with_replicas]}  # fmt: skip
+          4: [parts_of_four, parts_of_two, a_scan_over_parts, zero3, weights_and_routes, shards_with_replicas]}  # fmt: skip

@@ -16,6 +16,11 @@ def chain():
     return [tokens_of(11)(41)]
 
 
+def short_chain():
+    """A token or two for each of four ranks."""
+    return [tokens_of(18)(6)]
+
+
 def pair():
     """Fewer tokens than ranks."""
     return [tokens_of(12)(2)]
@@ -70,5 +75,5 @@ def random_trees(seed):
     return rows
 
 
-SHAPES = {"chain": chain, "pair": pair, "star": star, "deep": deep, "wide": wide, "conversations": conversations,
+SHAPES = {"chain": chain, "short chain": short_chain, "pair": pair, "star": star, "deep": deep, "wide": wide, "conversations": conversations,
           **{f"random {seed}": random_trees(seed) for seed in range(20, 23)}}  # fmt: skip

@@ -114,33 +114,52 @@ def check_keys(of, batch, window, chunk):
 
 
 def check_states(of, batch):
-    """A recurrence whose state is the path itself."""
-    schedules = [division.stages(batch) for division in of.divisions]
-    assert len({len(stages) for stages in schedules}) == 1
-    held, left = of.left.get(of.plan.parent[batch]), [[] for _ in of.divisions]
-    for stages in zip(*schedules):
-        swaps = [stage.swap for stage in stages]
-        assert len({swap is None for swap in swaps}) == 1
-        received = [[]] * len(swaps) if swaps[0] is None else of.exchanged(swaps, [[rows] for rows in held])
-        held = [path_states(of, batch, *each) for each in zip(of.divisions, stages, held or received, received)]
-        for rows, stage, more in zip(left, stages, held):
-            rows += [more[place] for place in stage.left]
+    """A recurrence whose state is the path itself, and whose A is where the path came from."""
+    scans, numbers = [division.scan(batch) for division in of.divisions], [of.numbers(batch, division) for division in of.divisions]
+    parent = of.left.get(of.plan.parent[batch])
+    states = [[] for _ in scans]
+    if parent is not None:
+        received = of.exchanged([scan.from_parent for scan in scans], [[rows] for rows in parent])
+        states = [[*(rows[place] for place in scan.own), *more] for scan, rows, more in zip(scans, parent, received)]
+    swaps = [scan.swap for scan in scans]
+    assert len({swap is None for swap in swaps}) == 1
+    if swaps[0] is not None:
+        firsts = [[(paths[end], is_open[end]) for end in scan.first.ends] for scan, (paths, is_open) in
+                  zip(scans, map(first_pass, scans, numbers, states))]  # fmt: skip
+        received = of.exchanged(swaps, [[rows] for rows in firsts])
+        for rank, scan in enumerate(scans):
+            known = [list(of_one) for of_one in ([firsts[rank][place] for place in scan.kept] + received[rank])]
+            for which, before in scan.levels:
+                for place, other in zip(which, before):
+                    assert known[place][1]  # what is closed goes on from nothing
+                    known[place][0] = known[other][0] + known[place][0]
+            states[rank] = states[rank] + [known[place][0] for place in scan.entering]
+    left = []
+    for scan, tokens, before in zip(scans, numbers, states):
+        paths = paths_along(scan.prev, tokens, before)
+        for token, path in zip(tokens, paths):
+            expected = [token]
+            while of.whole.prev[expected[0]] >= 0:
+                expected.insert(0, of.whole.prev[expected[0]])
+            assert path == tuple(expected)
+        left.append([paths[end] for end in scan.ends])
     of.left[batch] = left
 
 
-def path_states(of, batch, division, stage, before, received):
-    """End states of a stage."""
-    states, tokens, paths = [*[before[place] for place in stage.own], *received], of.numbers(batch, division), []
-    for token, prev in zip(stage.tokens, stage.prev):
-        if len(tokens) == 0:
-            return []  # a stand-in
-        start = () if prev == -1 else paths[prev] if prev >= 0 else states[-2 - prev]
-        paths.append((*start, tokens[token]))
-        expected = [tokens[token]]
-        while of.whole.prev[expected[0]] >= 0:
-            expected.insert(0, of.whole.prev[expected[0]])
-        assert paths[-1] == tuple(expected)
-    return [paths[end] for end in stage.ends]
+def first_pass(scan, tokens, states):
+    """(paths, is_open) of the tokens of the first pass."""
+    numbers = [tokens[place] for place in scan.first.tokens]
+    is_open = []
+    for prev in scan.first.open:
+        is_open.append(is_open[prev] if prev >= 0 else prev == -2)
+    return paths_along(scan.first.prev, numbers, states), is_open
+
+
+def paths_along(prev, tokens, states):
+    paths = []
+    for token, before in zip(tokens, prev):
+        paths.append((paths[before] if before >= 0 else states[-2 - before] if before < -1 else ()) + (token,))
+    return paths
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -170,12 +189,12 @@ def test_what_the_simulation_finds():
     with pytest.MonkeyPatch.context() as patch, pytest.raises(AssertionError):
         patch.setattr(of.divisions[2], "keys", lambda *_: keys)
         check_keys(of, batch, 0, 0)
-    stages = [division.stages(batch) for division in of.divisions]
-    continued = [stage for of_rank in stages for stage in of_rank if (stage.prev < -1).any()]
-    for stage in continued:
-        stage.prev[stage.prev < -1] = -1
-    for division, of_rank in zip(of.divisions, stages):
-        division.stages = functools.partial(lambda given, _batch: given, of_rank)
+    scans = [division.scan(batch) for division in of.divisions]
+    check_states(of, batch)
+    for scan in scans:
+        scan.prev[scan.prev < -1] = -1
+    for division, scan in zip(of.divisions, scans):
+        division.scan = functools.partial(lambda given, _batch: given, scan)
     with pytest.raises(AssertionError):
         check_states(of, batch)
 

@@ -20,6 +20,7 @@ from torch.nn.functional import softplus
 from .. import ops
 from ..errors import Unsupported
 from . import told
+from .recurrence import Recurrence
 
 if TYPE_CHECKING:
     from .run import TreeRun
@@ -43,8 +44,14 @@ def _convolve(run: "TreeRun", hidden_states: Tensor, weight: Tensor, bias: Tenso
         out = ops.causal_conv1d(rows, weight, bias, prev, tails=tails, silu=ACTIVATIONS[activation])
         return out, None if ends is None else ops.causal_conv1d_tails(rows, prev, ends, weight.shape[1], tails=tails)
 
-    out = run.along_paths("tails", convolved, x.new_empty(0, weight.shape[1] - 1, x.shape[1]))
-    return out.t().unsqueeze(0)
+    size = weight.shape[1] - 1
+
+    def shifts(tokens: Tensor, prev: Tensor, ends: Tensor) -> Tensor:
+        nothing, identity = x.new_zeros(len(tokens), size), torch.eye(size, dtype=x.dtype, device=x.device).unsqueeze(0)
+        return ops.causal_conv1d_tails(nothing, prev, ends, size + 1, tails=identity)
+
+    of = Recurrence(convolved, shifts, x.new_empty(0, size, x.shape[1]), x.new_empty(0, size, size))
+    return run.along_paths("tails", of).t().unsqueeze(0)
 
 
 def _gated_delta_rule(run: "TreeRun", query: Tensor, key: Tensor, value: Tensor, g: Tensor, beta: Tensor,
@@ -61,8 +68,17 @@ def _gated_delta_rule(run: "TreeRun", query: Tensor, key: Tensor, value: Tensor,
         q, k, v, decay, strength = _at(tokens, *given)
         return ops.gated_delta_rule(q, k, v, decay, strength, prev, states=states, ends=ends)
 
-    like = query.new_empty(0, value.shape[2], key.shape[3], value.shape[3], dtype=dtype)
-    return run.along_paths("states", recurred, like).unsqueeze(0), None
+    heads, width = value.shape[2], key.shape[3]
+
+    def products(tokens: Tensor, prev: Tensor, ends: Tensor) -> Tensor:
+        q, k, decay, strength = _at(tokens, given[0], given[1], given[3], given[4])
+        identity = torch.eye(width, dtype=dtype, device=key.device).expand(1, heads, width, width)
+        nothing = k.new_zeros(len(k), heads, width)
+        return ops.gated_delta_rule(q, k, nothing, decay, strength, prev, states=identity.contiguous(), ends=ends)[1]
+
+    like = query.new_empty(0, heads, width, value.shape[3], dtype=dtype)
+    of = Recurrence(recurred, products, like, query.new_empty(0, heads, width, width, dtype=dtype))
+    return run.along_paths("states", of).unsqueeze(0), None
 
 
 def _ssm_scan(run: "TreeRun", hidden_states: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor,
@@ -102,7 +118,14 @@ def _scanned(run: "TreeRun", x: Tensor, dt: Tensor, decay: Tensor, b: Tensor, c:
         of_x, of_dt, of_b, of_c = _at(tokens, x, dt, b, c)
         return ops.ssm_scan(of_x, of_dt, decay, of_b, of_c, prev, D=skip, states=states, ends=ends)
 
-    return run.along_paths("states", scanned, x.new_empty(0, x.shape[1], b.shape[2], x.shape[2], dtype=dt.dtype))
+    def decays(tokens: Tensor, prev: Tensor, ends: Tensor) -> Tensor:
+        of_dt, of_x, of_b = _at(tokens, dt, x[..., :1], b[..., :1])
+        nothing = torch.zeros_like(of_b)
+        ones = dt.new_ones(1, x.shape[1], 1, 1)
+        return ops.ssm_scan(torch.zeros_like(of_x), of_dt, decay, nothing, nothing, prev, states=ones, ends=ends)[1]
+
+    like = x.new_empty(0, x.shape[1], b.shape[2], x.shape[2], dtype=dt.dtype)
+    return run.along_paths("states", Recurrence(scanned, decays, like, dt.new_empty(0, x.shape[1], 1, 1)))
 
 
 def _at(tokens: Tensor | None, *tensors: Tensor) -> list[Tensor]:

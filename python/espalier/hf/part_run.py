@@ -14,31 +14,40 @@ from ..rank_group import RankGroup
 from ..trees import Layout
 from .context import ContextRun, Frame
 from .exchange import Exchange, Route, Swap
-from .run import PathCall
+from .recurrence import Recurrence
 
 Integers = NDArray[np.int64]
 
 
-class Stage(Protocol):
-    """As step.division.Stage has it."""
+class Scan(Protocol):
+    """As step.schedule.Scan has it."""
 
     @property
-    def swap(self) -> Swap | None: ...
+    def from_parent(self) -> Swap | None: ...
 
     @property
     def own(self) -> Integers: ...
 
     @property
-    def tokens(self) -> Integers: ...
+    def first(self) -> Any: ...
+
+    @property
+    def swap(self) -> Swap | None: ...
+
+    @property
+    def kept(self) -> Integers: ...
+
+    @property
+    def levels(self) -> Sequence[tuple[Integers, Integers]]: ...
+
+    @property
+    def entering(self) -> Integers: ...
 
     @property
     def prev(self) -> NDArray[np.int32]: ...
 
     @property
     def ends(self) -> Integers: ...
-
-    @property
-    def left(self) -> Integers: ...
 
 
 class KeyReads(Protocol):
@@ -60,13 +69,13 @@ class PartPlan:
 
     part    a step.division.Part, which has what layers ask of a Layout
     keys    what attention reads, by window and chunk
-    stages  of recurrences
+    scan    of recurrences
     group   the ranks that have the other parts
     """
 
     part: Any
     keys: Callable[[int, int], KeyReads]
-    stages: Callable[[], Sequence[Stage]]
+    scan: Callable[[], Scan]
     group: RankGroup
 
 
@@ -81,7 +90,7 @@ class PartRun(ContextRun):
         self.longest = plan.part.longest
         self._plan, self._device = plan, device
         self._keys: dict[tuple[int, int], tuple[Route, Tensor, Tensor]] = {}
-        self._schedules: list[_Schedule] = []  # one, once a layer has asked for it
+        self._scans: list[_ScanTensors] = []  # one, once a layer has asked for it
         self._turns = [torch.zeros((), device=device, requires_grad=torch.is_grad_enabled())]
 
     @property
@@ -103,29 +112,48 @@ class PartRun(ContextRun):
         return {"context_k": keys, "context_v": values, "context_blocks": blocks,
                 "context_positions": positions} if keys else {}  # fmt: skip
 
-    def along_paths(self, name: str, call: PathCall, like: Tensor) -> Tensor:
-        if not self._schedules:
-            self._schedules.append(_Schedule(self._plan, self._device))
-        outputs, left, held = [], [], self.inherited(name)
-        for stage in self._schedules[0].stages:
-            states, held = self._states(stage, held), like
-            if len(stage.tokens):
-                out, held = call(stage.tokens, stage.prev, states, stage.ends)
-                outputs.append(out)
-                assert held is not None  # for the ends that it was given
-            left.append(held.index_select(0, stage.left))
-        self.leave(**{name: torch.cat(left)})
-        return outputs[0] if len(outputs) == 1 else torch.cat(outputs).index_select(0, self._schedules[0].places)
+    def along_paths(self, name: str, of: Recurrence) -> Tensor:
+        if not self._scans:
+            self._scans.append(_ScanTensors(self._plan.scan(), self._plan.group, self._device))
+        scan = self._scans[0]
+        of_parent = self._from_parent(scan, self.inherited(name))
+        states = [each for each in (of_parent, self._entering(scan, of, of_parent)) if each is not None and len(each)]
+        out, left = of.call(None, scan.prev, torch.cat(states) if states else None, scan.ends)
+        assert left is not None  # for the ends that it was given
+        self.leave(**{name: left})
+        return out
 
-    def _states(self, stage: "_StageTensors", held: Tensor | None) -> Tensor | None:
-        """What the tokens of a stage continue, of what all ranks hold: ends of the stage before, or of the parent."""
-        if held is None or stage.route is None:
+    def _from_parent(self, scan: "_ScanTensors", held: Tensor | None) -> Tensor | None:
+        """States of the parent's ends that tokens of this rank continue."""
+        if held is None or scan.from_parent is None:
             return None
-        rows = [held.index_select(0, stage.own)]
-        if stage.route.is_needed:
-            rows.append(self._exchange(stage.route, held).unflatten(1, held.shape[1:]))
+        rows = [held.index_select(0, scan.own)]
+        if scan.from_parent.is_needed:
+            rows.append(self._exchange(scan.from_parent, held).unflatten(1, held.shape[1:]))
         states = torch.cat(rows)
         return states if len(states) else None
+
+    def _entering(self, scan: "_ScanTensors", of: Recurrence, of_parent: Tensor | None) -> Tensor | None:
+        """States with which paths come from other ranks."""
+        if scan.swap is None:
+            return None
+        states, factors = of.like, of.like_factors
+        if len(scan.first_tokens):
+            _, ends = of.call(scan.first_tokens, scan.first_prev, of_parent, scan.first_ends)
+            assert ends is not None  # for the ends that it was given
+            states, factors = ends, factors.new_zeros(len(ends), *factors.shape[1:])
+            if scan.is_open:
+                factors = of.factors(scan.first_tokens, scan.first_open, scan.first_ends)
+        known = [each.index_select(0, scan.kept) for each in (states, factors)]
+        if scan.swap.is_needed:
+            sizes = [each.shape[1:].numel() for each in known]
+            received = self._exchange(scan.swap, states, factors).split(sizes, 1)
+            known = [torch.cat([own, other.unflatten(1, own.shape[1:])]) for own, other in zip(known, received)]
+        states, factors = known
+        for which, before in scan.levels:
+            moved = of.moved(factors.index_select(0, which), states.index_select(0, before))
+            states = states.index_add(0, which, moved)
+        return states.index_select(0, scan.entering)
 
     def _exchange(self, route: Route, *tensors: Tensor) -> Tensor:
         turn: Tensor
@@ -136,18 +164,18 @@ class PartRun(ContextRun):
         return rows
 
 
-class _Schedule:
-    """The stages of recurrences, and the places [T] of the part's tokens among those of all stages."""
+class _ScanTensors:
+    """A Scan as tensors: rows and tokens on the device of the model, what operators walk by on the CPU."""
 
-    def __init__(self, plan: PartPlan, device: torch.device) -> None:
-        self.stages = [_StageTensors(stage, plan.group, device) for stage in plan.stages()]
-        self.places = torch.argsort(torch.cat([stage.tokens for stage in self.stages]))
+    def __init__(self, scan: Scan, group: RankGroup, device: torch.device) -> None:
+        def there(numbers: Integers) -> Tensor:
+            return torch.from_numpy(numbers).to(device)
 
-
-class _StageTensors:
-    """A Stage as tensors: route, own and left on the device of the model, prev and ends on the CPU."""
-
-    def __init__(self, stage: Stage, group: RankGroup, device: torch.device) -> None:
-        self.route = None if stage.swap is None else Route(stage.swap, group, device)
-        self.own, self.tokens, self.left = (torch.from_numpy(of).to(device) for of in (stage.own, stage.tokens, stage.left))
-        self.prev, self.ends = torch.from_numpy(stage.prev), torch.from_numpy(stage.ends)
+        self.from_parent, self.swap = (None if swap is None else Route(swap, group, device)
+                                       for swap in (scan.from_parent, scan.swap))  # fmt: skip
+        self.own, self.kept, self.entering = there(scan.own), there(scan.kept), there(scan.entering)
+        self.first_tokens = there(scan.first.tokens)
+        self.levels = [(there(which), there(before)) for which, before in scan.levels]
+        self.first_prev, self.first_open, self.first_ends, self.prev, self.ends = map(
+            torch.from_numpy, (scan.first.prev, scan.first.open, scan.first.ends, scan.prev, scan.ends))
+        self.is_open = bool((scan.first.open < -1).any())

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A forest on its way through a model."""
 
-from collections.abc import Callable
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -10,11 +9,7 @@ from torch import Tensor
 from ..trees import Layout
 from .asked_attention import Chunks
 from .mixers import COUNTED
-
-
-# (out [N, ...], end states [E, ...]) of the recurrence of a layer along paths, for some of the tokens (None: for all) by `prev`,
-# `states` and `ends` as of the recurrences in espalier.ops.
-PathCall: TypeAlias = Callable[[Tensor | None, Tensor, Tensor | None, Tensor | None], tuple[Tensor, Tensor | None]]
+from .recurrence import Recurrence
 
 
 class TreeRun:
@@ -67,10 +62,9 @@ class TreeRun:
         [T, K, E]: of the layer; window and chunk: as of asked_attention.Attention."""
         return {}
 
-    def along_paths(self, name: str, call: PathCall, _like: Tensor) -> Tensor:
-        """What `call` gives for all tokens [T, ...]; end states are left and inherited under the name. like [0, ...]: of their
-        shape and dtype."""
-        out, ends = call(None, self.prev, self.inherited(name), self.ends)
+    def along_paths(self, name: str, of: Recurrence) -> Tensor:
+        """What it gives for all tokens [T, ...]; end states are left and inherited under the name."""
+        out, ends = of.call(None, self.prev, self.inherited(name), self.ends)
         if ends is not None:
             self.leave(**{name: ends})
         return out

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from .cutting import Cutting, cut
 from .plan import StepPlan, Terms
-from .schedule import Pieces, Schedule, Stage, left_of, places_in
+from .schedule import Pieces, Scan, Schedule, left_of, places_in
 from .swap import NOTHING, Swap, swap_of
 
 Integers = NDArray[np.int64]
@@ -126,15 +126,14 @@ class Division:
         swap = swap_of([np.concatenate(of) for of in picks], [np.concatenate(of) for of in receivers], self.rank, counts)
         return KeyReads(swap, *self._read(wanted[self.rank], own))
 
-    def stages(self, batch: int) -> list[Stage]:
-        """In which recurrences run; as many on every rank."""
+    def scan(self, batch: int) -> Scan:
+        """How recurrences run."""
         part, parent = self.part(batch), self.plan.parent[batch]
-        prev = self.plan.prev(batch, self.layout(batch))
         before = None if parent < 0 else left_of(self.pieces(parent), self.plan.ends(parent))
         schedule = Schedule(self.pieces(batch), self.plan.ends(batch), before, self.rank, self.ranks)
         if part.is_stand_in:
-            return schedule.stages(part.tokens, np.full(1, -1), np.zeros(1, np.int64))
-        return schedule.stages(part.tokens, prev[part.tokens].astype(np.int64), self.pieces(batch).stage_of(part.tokens))
+            return schedule.scan(part.tokens, np.full(1, -1))
+        return schedule.scan(part.tokens, self.plan.prev(batch, self.layout(batch))[part.tokens].astype(np.int64))
 
     def pieces(self, batch: int) -> Pieces:
         if batch not in self._pieces:
@@ -161,12 +160,7 @@ class Division:
         begin = np.unique(np.concatenate([layout.run_begin[:-1].astype(np.int64), cutting.begin[:-1]]))
         end = np.append(begin[1:], layout.num_tokens)
         rank = cutting.ranks[np.searchsorted(cutting.begin, begin, side="right") - 1]
-        prev = self.plan.prev(batch, layout)[begin].astype(np.int64)
-        before = np.searchsorted(begin, prev, side="right") - 1
-        stage = np.zeros(len(begin), np.int64)
-        for piece in np.flatnonzero(prev >= 0):
-            stage[piece] = stage[before[piece]] + (rank[piece] != rank[before[piece]])
-        return Pieces(begin, end, rank, prev, stage)
+        return Pieces(begin, end, rank, self.plan.prev(batch, layout)[begin].astype(np.int64))
 
     def _blocks(self, batch: int) -> "_Blocks":
         """Keys of one rank that the same queries of the micro-batch see, all of them: of the ancestors and then of its own."""

@@ -251,7 +251,7 @@ class Pass:
         """The same for this rank's part of it."""
         division, plan = divided.division, self._plan
         part = division.part(index)
-        planned = PartPlan(part, functools.partial(division.keys, index), functools.partial(division.stages, index),
+        planned = PartPlan(part, functools.partial(division.keys, index), functools.partial(division.scan, index),
                            divided.group)  # fmt: skip
         run = PartRun(
             planned, self._model.device, self._model.backend, parent=self.frames.get(plan.parent[index]), is_read=has_readers,

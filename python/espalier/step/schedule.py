@@ -1,6 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""In which order recurrences of a divided micro-batch run on its ranks, and which states they hand to one another."""
+"""How recurrences of a divided micro-batch run on its ranks, and what these hand to one another.
 
+States of a recurrence are S' = A S + B along a path. Where paths cross ranks, each rank first computes A and B of what others
+continue, as if nothing came before; ranks exchange these once, and find by them the states with which their own tokens begin.
+So no rank waits for the recurrences of another (a scan over parts).
+"""
+
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,41 +22,59 @@ class Pieces:
     begin, end  [N] int64 ascending
     rank        [N] int64
     prev        [N] int64: the token before the piece; -1 at a root; -2 - n where it continues the parent's end n
-    stage       [N] int64: after how many exchanges of states the piece can begin
     """
 
     begin: Integers
     end: Integers
     rank: Integers
     prev: Integers
-    stage: Integers
 
     def of(self, tokens: Integers) -> Integers:
         """The piece of each token."""
         return np.searchsorted(self.begin, tokens, side="right") - 1
 
-    def stage_of(self, tokens: Integers) -> Integers:
-        return self.stage[self.of(tokens)]
+
+@dataclass(frozen=True)
+class First:
+    """The tokens that other ranks continue, and those before them on this rank.
+
+    tokens   [N] int64 ascending, in the part
+    prev     [N] int32: among these; -1 at a root, and where a path comes from another rank; -2 - n where a token continues the
+             state n of the parent
+    open     [N] int32: likewise, but -2 where a path comes from another rank, and -1 at all other beginnings
+    ends     [E] int64: those of the tokens that others continue
+    """
+
+    tokens: Integers
+    prev: NDArray[np.int32]
+    open: NDArray[np.int32]
+    ends: Integers
 
 
 @dataclass(frozen=True)
-class Stage:
-    """Tokens whose recurrences run between two exchanges of states.
+class Scan:
+    """What one rank does.
 
-    swap    before it: of states of the parent's frame (stage 0, None without a parent) or of the `ends` of the stage before
-    own     int64: rows of the parent's frame that it reads itself; states are these, and then what is received
-    tokens  [N] int64 ascending, in the part
-    prev    [N] int32: among these; -2 - n where a token continues the state n
-    ends    [E] int64: those of the tokens whose states others continue
-    left    int64: which of the ends go to the frame
+    from_parent  swap of the states of the parent's frame; None without a parent
+    own          int64: rows of that frame that it reads itself; states are these, and then what is received
+    first        what it computes first
+    swap         of A and B of the `ends` of `first`; None where no rank continues another
+    kept         int64: which of its own it needs; known are these, and then what is received
+    levels       [(which, before)] int64 each: in this order, what is known at `which` goes on from the states at `before`
+    entering     int64: which of the known states its tokens continue, after those of the parent
+    prev         [T] int32 of the part: -2 - n where a token continues the state n
+    ends         [C] int64: the tokens of the part whose states go to the frame
     """
 
-    swap: Swap | None
+    from_parent: Swap | None
     own: Integers
-    tokens: Integers
+    first: First
+    swap: Swap | None
+    kept: Integers
+    levels: list[tuple[Integers, Integers]]
+    entering: Integers
     prev: NDArray[np.int32]
     ends: Integers
-    left: Integers
 
 
 class Schedule:
@@ -61,37 +85,71 @@ class Schedule:
     """
 
     def __init__(self, pieces: Pieces, ends: Integers, before: OnRanks | None, rank: int, ranks: int) -> None:
-        self._pieces, self._left, self._before = pieces, ends, before
-        self._rank, self._ranks = rank, ranks
-        self._sent, self._sent_stage = self._all_sent()
-        tokens = np.unique(np.concatenate([ends, self._sent.numbers]))
-        self._ends, self._end_stage = OnRanks(tokens, pieces.rank[pieces.of(tokens)]), pieces.stage_of(tokens)
+        self._pieces, self._before, self._rank, self._ranks = pieces, before, rank, ranks
+        self._ends = ends[pieces.rank[pieces.of(ends)] == rank]
+        crossing = np.flatnonzero(pieces.prev >= 0)
+        crossing = crossing[pieces.rank[pieces.of(pieces.prev[crossing])] != pieces.rank[crossing]]
+        numbers = np.unique(pieces.prev[crossing])
+        self._sent = OnRanks(numbers, pieces.rank[pieces.of(numbers)])
+        self._walks = {int(token): self._walk(int(token)) for token in numbers}
+        starts = [np.unique(pieces.prev[crossing[pieces.rank[crossing] == other]]) for other in range(ranks)]
+        self._starts, self._known = starts[rank], [self._all_before(of) for of in starts]
 
-    def stages(self, tokens: Integers, prev: Integers, stages: Integers) -> list[Stage]:
-        """tokens [T]: of the rank's part, ascending; prev: the tokens before them, as Pieces has them; stages: of each."""
-        found = []
-        for number in range(int(self._pieces.stage.max(initial=0)) + 1):
-            which = np.flatnonzero(stages == number)
-            swap, own, read = self._from_parent() if number == 0 else self._from_stage(number)
-            held = self._ends.numbers[(self._end_stage == number) & (self._ends.ranks == self._rank)]
-            left = np.flatnonzero(np.isin(held, self._left))
-            found.append(Stage(swap, own, which, _with_states(tokens[which], prev[which], read),
-                               np.searchsorted(tokens[which], held), left))  # fmt: skip
-        return found
+    def scan(self, tokens: Integers, prev: Integers) -> Scan:
+        """tokens [T]: of the rank's part, ascending; prev: the tokens before them, as Pieces has them."""
+        from_parent, own, of_parent = self._from_parent()
+        held = self._sent.at(self._sent.ranks == self._rank).numbers
+        swap, kept, known = self._summaries(held)
+        entry = np.array([self._walks[int(token)][0] for token in known], np.int64)
+        first, read = self._first(tokens, prev, held, of_parent), np.concatenate([of_parent, self._starts])
+        return Scan(from_parent, own, first, swap, kept, _levels(known, entry), _found(known, self._starts),
+                    _with_states(tokens, prev, read), np.searchsorted(tokens, self._ends))  # fmt: skip
 
-    def _all_sent(self) -> tuple[OnRanks, Integers]:
-        """Tokens whose states pieces of other ranks continue, on those ranks, by rank and ascending; and the stage of these
-        pieces."""
-        pieces = self._pieces
-        continued = np.flatnonzero(pieces.prev >= 0)
-        continued = continued[pieces.rank[pieces.of(pieces.prev[continued])] != pieces.rank[continued]]
-        ranks, numbers = _pairs(pieces.rank[continued], pieces.prev[continued])
-        return OnRanks(numbers, ranks), pieces.stage_of(numbers) + 1
+    def _walk(self, token: int) -> tuple[int, dict[int, int]]:
+        """(entry, last): the token of another rank that the path of `token` comes from, -1 for none; the last token of each piece
+        between them."""
+        pieces, last = self._pieces, {}
+        while True:
+            piece = int(pieces.of(np.array(token)))
+            last[piece] = token
+            before = int(pieces.prev[piece])
+            if before < 0 or pieces.rank[pieces.of(np.array(before))] != pieces.rank[piece]:
+                return max(before, -1), last
+            token = before
 
-    def _from_stage(self, number: int) -> tuple[Swap, Integers, Integers]:
-        held = self._ends.at(self._end_stage == number - 1)
-        swap, received = swap_to(self._sent.at(self._sent_stage == number), held, self._rank, self._ranks)
-        return swap, NOTHING, received
+    def _all_before(self, starts: Iterable[int]) -> Integers:
+        """The sent tokens from which paths come to `starts`, these among them, ascending."""
+        found: set[int] = set()
+        for start in starts:
+            token = int(start)
+            while token >= 0 and token not in found:
+                found.add(token)
+                token = self._walks[token][0]
+        return np.array(sorted(found), np.int64)
+
+    def _summaries(self, held: Integers) -> tuple[Swap | None, Integers, Integers]:
+        """(swap, kept, known): what this rank has of its own and receives, in that order."""
+        ranks = np.repeat(np.arange(self._ranks), [len(of) for of in self._known])
+        wanted = OnRanks(np.concatenate([NOTHING, *self._known]), ranks)
+        if len(ranks) == 0:
+            return None, NOTHING, NOTHING
+        is_own = self._sent.ranks[self._sent.find(wanted.numbers)] == ranks
+        swap, received = swap_to(wanted.at(~is_own), self._sent, self._rank, self._ranks)
+        mine = wanted.numbers[is_own & (ranks == self._rank)]
+        return swap, np.searchsorted(held, mine), np.concatenate([mine, received])
+
+    def _first(self, tokens: Integers, prev: Integers, held: Integers, of_parent: Integers) -> First:
+        last: dict[int, int] = {}
+        for token in held:
+            for piece, end in self._walks[int(token)][1].items():
+                last[piece] = max(end, last.get(piece, -1))
+        numbers = np.concatenate([NOTHING, *(np.arange(self._pieces.begin[piece], last[piece] + 1) for piece in sorted(last))])
+        places = np.searchsorted(tokens, numbers)
+        before = prev[places]
+        is_open = (before >= 0) & (places_in(numbers, before) < 0)
+        of_first = _with_states(numbers, np.where(is_open, -1, before), of_parent)
+        opened = np.where(is_open, np.int32(-2), np.maximum(of_first, -1))
+        return First(places, of_first, opened, np.searchsorted(numbers, held))
 
     def _from_parent(self) -> tuple[Swap | None, Integers, Integers]:
         """(swap, own, read): of the states of the parent's frame. read: -2 - n of its ends n, in the order of the states."""
@@ -107,9 +165,8 @@ class Schedule:
 
 
 def left_of(pieces: Pieces, ends: Integers) -> OnRanks:
-    """The ends of a micro-batch by their numbers, as frames have them: by stage, then ascending."""
-    order = np.argsort(pieces.stage_of(ends), kind="stable")
-    return OnRanks(order, pieces.rank[pieces.of(ends)][order])
+    """The ends of a micro-batch by their numbers, as frames have them."""
+    return OnRanks(np.arange(len(ends)), pieces.rank[pieces.of(ends)])
 
 
 def places_in(tokens: Integers, prev: NDArray[np.integer]) -> NDArray[np.int32]:
@@ -126,10 +183,25 @@ def _pairs(ranks: Integers, numbers: Integers) -> tuple[Integers, Integers]:
     return found[:, 0], found[:, 1]
 
 
+def _found(numbers: Integers, wanted: Integers) -> Integers:
+    """The places of `wanted` among different numbers, which have them."""
+    order = np.argsort(numbers, kind="stable")
+    return order[np.searchsorted(numbers[order], wanted)]
+
+
+def _levels(known: Integers, entry: Integers) -> list[tuple[Integers, Integers]]:
+    """As Scan has them. entry: the number of the one before each, -1 for none."""
+    depth = {-1: -1}
+    for number, before in sorted(zip(known.tolist(), entry.tolist())):  # paths go from lower numbers to higher ones
+        depth[number] = depth[before] + 1
+    depths = np.array([depth[number] for number in known.tolist()], np.int64)
+    found = [np.flatnonzero(depths == level) for level in range(1, int(depths.max(initial=0)) + 1)]
+    return [(which, _found(known, entry[which])) for which in found]
+
+
 def _with_states(tokens: Integers, prev: Integers, read: Integers) -> NDArray[np.int32]:
-    """prev of the tokens of a stage, -2 - n where one continues the n-th of the states `read`."""
+    """prev among the tokens, -2 - n where one continues the n-th of the states `read`."""
     found = places_in(tokens, prev)
     outside = np.flatnonzero((found < 0) & (prev != -1))
-    order = np.argsort(read, kind="stable")
-    found[outside] = -2 - order[np.searchsorted(read[order], prev[outside])]
+    found[outside] = -2 - _found(read, prev[outside])
     return found
