@@ -20,6 +20,8 @@ LINK = re.compile(r"(?<!!)\[([^][]*(?:\[[^][]*\][^][]*)*)\]\((?!\w+:|#)([^)#\s]+
 PICTURE = re.compile(r'(src|srcset)="(images/[^"]+)"')
 FLAG = re.compile(r"^  (-\S.*?)(?:\s{2,}(\S.*))?$")
 RESULTS = {f"bench/results/{path.name}": f"results/{path.name}" for path in sorted((ROOT / "bench/results").glob("*.md"))}
+FIGURES = {str(path.relative_to(ROOT)): str(path.relative_to(ROOT / "bench")) for path in sorted((ROOT / "bench/results").glob("*/*.svg"))}
+FIGURE = re.compile(r"(!\[[^]]*\])\(\.\./(bench/results/[^)]+\.svg)\)")
 
 
 def on_files(files, config):
@@ -28,6 +30,9 @@ def on_files(files, config):
             files.append(File.generated(config, target, content=(ROOT / source).read_text(encoding="utf-8")))
             if source in RESULTS:  # reached from other pages, not from the navigation
                 files.get_file_from_path(target).inclusion = type(files.get_file_from_path("index.md").inclusion).NOT_IN_NAV
+    for source, target in FIGURES.items():
+        if files.get_file_from_path(target) is None:
+            files.append(File.generated(config, target, content=(ROOT / source).read_bytes()))
     return files
 
 
@@ -38,6 +43,7 @@ def on_page_markdown(markdown, page, config, **_):
     if uri == "reference/python.md":
         markdown += "\n" + "\n".join(python_names())
     markdown = PICTURE.sub(lambda match: f'{match[1]}="{posixpath.relpath(match[2], page.url or ".")}"', markdown)
+    markdown = FIGURE.sub(lambda match: f"{match[1]}({posixpath.relpath(FIGURES[match[2]], posixpath.dirname(uri) or '.')})", markdown)
     sources = {target: source for source, target in {**OUTSIDE, **RESULTS}.items() if source != "README.md"}
     source = sources.get(uri, f"docs/{uri}")
     parts, end = [], 0
