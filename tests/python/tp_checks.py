@@ -20,7 +20,7 @@ from conftest import seed_of
 from cp_checks import EXACT, IS_LONG, WHOLE, summed
 from cp_shapes import SHAPES
 from espalier.distributed import Ranks
-from espalier.hf import patch, tensor_parallel, unpatch
+from espalier.hf import patch, tensor_parallel, unpatch, verify
 from espalier.hf.float64 import InFloat64
 from hf_models import alone, branching_rows, make_model, padded
 from rank_checks import clear, refused
@@ -172,6 +172,14 @@ def calls_of_the_model(rank):
                 assert error_of(loss.item(), model, theirs) <= EXACT
 
 
+def generation(rank):
+    """Tokens that a patched model generates are those of one process."""
+    prompt, found = torch.tensor([[5, 6, 7, 8]]), []
+    for model in plain("qwen3"), patch(parallel("qwen3", rank.size)):
+        found.append(model.eval().generate(prompt, max_new_tokens=6, do_sample=False, pad_token_id=0).tolist())
+    assert found[0] == found[1]
+
+
 def experts(rank):
     """Experts over ranks, as Transformers does it: by heads' ranks, and over more of them."""
     for kind, tensor, mode in ("qwen3_next", 2, "gathered"), ("glm4_moe", 1, "gathered"), ("glm4_moe", 1, "zero3"):
@@ -278,6 +286,8 @@ def what_is_refused(rank):
             fully_shard(each, mesh=dist.init_device_mesh("cpu", (rank.size,)))
     refused(lambda: Ranks(single, mesh_of(1, 1, rank.size)), "expected a dimension tp over the ranks", "received one over [0, 1")
     refused(lambda: Ranks(patch(parallel("glm4_moe", 1, rank.size, ep_size=rank.size))), 'take mode="zero3"', "experts")
+    for call in lambda: verify(model, padded(branching_rows())), lambda: patch(model, check=True):
+        refused(call, "expected a model that one process has whole", "tp_size")
     narrow = parallel("qwen3", rank.size)
     narrow.config.num_key_value_heads = 1
     refused(lambda: patch(narrow), "num_key_value_heads", f"{rank.size} ranks")
@@ -293,5 +303,5 @@ def what_is_refused(rank):
     assert error_of(loss, model, expected("qwen3", "star")) <= EXACT
 
 
-CHECKS = {2: [check_topologies, entropies, low_precision, calls_of_the_model, lora, checkpoints, what_is_broken, what_is_refused],
+CHECKS = {2: [check_topologies, entropies, low_precision, calls_of_the_model, generation, lora, checkpoints, what_is_broken, what_is_refused],
           4: [check_topologies, experts, zero3, entropies]}  # fmt: skip

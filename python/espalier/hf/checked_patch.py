@@ -6,6 +6,7 @@ from typing import Any, TypeVar
 
 from .families import backbone_of
 from .patching import apply_patch
+from .tensor_parallel import check_whole
 from .verification import verify
 
 Model = TypeVar("Model")
@@ -64,6 +65,8 @@ def patch(model: Model, *, backend: str = "auto", check: bool = False, skip_logi
         >>> bool(abs(loss - before) < 1e-5), espalier.hf.sharing(model).tree_tokens
         (True, 5)
     """
+    if check:
+        check_whole(model, "espalier.hf.patch(check=True)")
     apply_patch(model, backend, _check_batch if check else None, dropout=dropout)
     backbone_of(model)._espalier.skip_logits = skip_logits
     return model

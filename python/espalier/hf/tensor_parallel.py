@@ -33,6 +33,13 @@ def group_of(model: nn.Module) -> Any:
     return next((_group(parameter) for parameter in model.parameters() if is_parallel(parameter)), None)
 
 
+def check_whole(model: Any, caller: str) -> None:
+    """Raises Unsupported for models whose heads are divided, of which no rank could make a copy in float64."""
+    if group_of(model) is not None:
+        raise Unsupported(f"{caller}: expected a model that one process has whole, received one that is divided over ranks; "
+                          "load it without tp_size for that")  # fmt: skip
+
+
 def attach(model: Any) -> None:
     """Makes gradients of a tensor parallel model those of the whole one, for any number of backward passes between two updates.
 

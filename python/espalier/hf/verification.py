@@ -22,6 +22,7 @@ from .families import backbone_of
 from .float64 import InFloat64
 from .patching import Patch, apply_patch, forest_of, patch_of, unpatch
 from .rows import Rows
+from .tensor_parallel import check_whole
 
 MIN_VALUES = 256  # errors of fewer are a matter of luck, so they are judged together
 VANISHING = 1e-6  # a gradient so small beside all others is rounding alone
@@ -189,6 +190,7 @@ def verify(model: Any, batch: Mapping[str, Any]) -> Report:
         True
     """
     backbone = backbone_of(model)
+    check_whole(model, "espalier.hf.verify")
     arguments = dict(batch)
     if routes.NAME in batch:
         arguments[routes.NAME] = routes.checked_routes(backbone, batch)
