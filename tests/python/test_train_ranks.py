@@ -3,13 +3,19 @@
 
 import hashlib
 import json
+import os
+import re
 import signal
+import subprocess
 import sys
+import time
+from pathlib import Path
 
 import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
+from conftest import REPOSITORY
 from engines import init_model
 from small_models import random_rows, write_rows
 from train_ranks import outcomes
@@ -285,6 +291,34 @@ def test_processes_are_those_of_torchrun(folder, inputs, one, espalier):
     for key, value in weights(folder / "torchrun").items():
         assert np.abs(value - expected[key]).max() < 1e-12, key
     assert "processes" not in (folder / "torchrun/config.toml").read_text()
+
+
+def test_a_run_that_torchrun_starts_again_continues_by_itself(folder, inputs):
+    """A rank is killed after the first checkpoint; the run ends with the weights of one that was never disturbed. Without restarts it
+    would end with its failure: test_a_lost_rank_ends_all_and_leaves_the_newest_checkpoint."""
+    model, rows, _ = inputs
+    steps = 40
+
+    def start(out, *restarts):
+        command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", *restarts, "-m", "espalier",
+                   "train", *flags(model, rows, folder / out, "--steps", steps)]  # fmt: skip
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "PYTHONPATH": str(REPOSITORY / "python")}
+        return subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
+
+    killed = start("restarted", "--max-restarts", "1")
+    while not (folder / "restarted/checkpoints/step_2").exists() and killed.poll() is None:
+        time.sleep(0.005)
+    ranks = Path(f"/proc/{killed.pid}/task/{killed.pid}/children").read_text().split()
+    assert len(ranks) >= 2, killed.communicate()
+    os.kill(int(ranks[-1]), signal.SIGKILL)
+    _, said = killed.communicate()
+    assert killed.returncode == 0, said
+    assert re.search(r"resum|continu", said), said
+    undisturbed = start("undisturbed")
+    assert undisturbed.communicate() and undisturbed.returncode == 0
+    expected = weights(folder / "undisturbed", steps)
+    for name, value in weights(folder / "restarted", steps).items():
+        assert (value == expected[name]).all(), name
 
 
 def test_engines_on_ranks(inputs, tmp_path, monkeypatch):

@@ -16,14 +16,20 @@ from ..native_engine import native
 from .alarm import Alarm
 
 
+_RESTARTS = "TORCHELASTIC_RESTART_COUNT"  # set by torchrun
+
+
 def main(arguments: Sequence[str], version: str) -> NoReturn:
     """Runs the command that the first argument names, and ends the process. `version`: the text of --version."""
+    arguments = _with_resume(arguments)
     _take_own_gpu()
     # The command has some of its texts made by another Python, with this package.
     os.environ.update(ESPALIER_PYTHON=sys.executable, ESPALIER_PACKAGE=str(Path(__file__).parents[2]))
     has_nccl = torch.cuda.is_available() and dist.is_nccl_available()
-    dist.init_process_group("cpu:gloo,cuda:nccl" if has_nccl else "gloo")
-    store = dist.distributed_c10d._get_default_store()  # which has no public name
+    given, rank, size = next(dist.rendezvous("env://"))
+    # PyTorch 2.11 gives a run that is started again the store of the first time, whose addresses Gloo would wait for.
+    store = dist.PrefixStore(f"start {os.environ.get(_RESTARTS, '0')}", given)
+    dist.init_process_group("cpu:gloo,cuda:nccl" if has_nccl else "gloo", store=store, rank=rank, world_size=size)
     alarm = RunAlarm(store, dist.get_rank(), dist.get_world_size(), "espalier train")
     alarm.start()
     try:
@@ -47,6 +53,12 @@ class RunAlarm(Alarm):
     def is_stuck(self) -> bool:
         waits: bool = native.waits_for_ranks()
         return waits
+
+
+def _with_resume(arguments: Sequence[str]) -> list[str]:
+    """torchrun --max-restarts starts the processes of a run that has failed again by the arguments of the first time."""
+    is_again = os.environ.get(_RESTARTS, "0") != "0"
+    return [*arguments, *(["--resume"] if is_again and arguments[0] == "train" and "--resume" not in arguments else [])]
 
 
 def _take_own_gpu() -> None:
