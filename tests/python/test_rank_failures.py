@@ -113,3 +113,20 @@ def test_an_exception_between_calls_of_engines_ends_all(tmp_path, espalier):
     (status, printed), (its_status, _) = ends_of(start(BETWEEN_CALLS, tmp_path, str(model)))
     assert status == its_status == 1
     assert "RankError: rank 1: KeyError: 'not there'" in printed or "InputError: rank 1: KeyError: 'not there'" in printed, printed
+
+
+def test_a_program_ends_while_its_alarm_listens():
+    """A thread that comes back from the store after the interpreter has gone would end the process with an error."""
+    program = """
+import torch, torch.distributed as dist
+from espalier.distributed import Ranks, alarm
+alarm.SECONDS_BETWEEN = 0
+dist.init_process_group("gloo")
+ranks = Ranks(torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 1)))
+dist.barrier()
+"""
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "--no-python", sys.executable, "-c"]
+    environment = {**os.environ, **ENVIRONMENT, "PYTHONPATH": str(Path(__file__).parents[2] / "python")}
+    for _ in range(2):
+        done = subprocess.run([*command, program], env=environment, capture_output=True, text=True, timeout=SECONDS)
+        assert done.returncode == 0, done.stderr

@@ -52,9 +52,10 @@ class Alarm:
             self._store.wait(others, timedelta(seconds=SECONDS_TO_HEAR))
         return first
 
-    def stop(self) -> None:
+    def stop(self, seconds: float | None = None) -> None:
+        """Waits for the thread, no longer than that."""
         self._is_over.set()
-        self._thread.join()
+        self._thread.join(seconds)
 
     def _watch(self) -> None:
         while not self._is_over.wait(SECONDS_BETWEEN):

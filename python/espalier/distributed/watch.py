@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What ends a loop of one's own on all ranks, where an exception ends it on one."""
 
+import atexit
 import contextlib
 import sys
 from collections.abc import Iterator
@@ -9,7 +10,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from .alarm import Alarm
+from .alarm import SECONDS_TO_HEAR, Alarm
 
 
 class LoopAlarm(Alarm):
@@ -58,6 +59,8 @@ def watch_ranks() -> None:
         _tell_of_exceptions()
     _alarms.append(LoopAlarm(store, dist.get_rank(), dist.get_world_size(), "espalier loop"))
     _alarms[-1].start()
+    # Python ends a thread that comes back from C++ once the interpreter is going, and with it the process.
+    atexit.register(_alarms[-1].stop, SECONDS_TO_HEAR)
 
 
 def _tell_of_exceptions() -> None:
