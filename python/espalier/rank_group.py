@@ -5,6 +5,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+TENSOR = "tp"  # the dimension of meshes along which ranks have other heads of a model, as Transformers names it
+
 
 @dataclass
 class RankGroup:

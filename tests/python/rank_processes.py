@@ -27,10 +27,10 @@ class Rank:
     size: int
 
 
-def outcomes(module, folder, numbers):
+def outcomes(module, folder, numbers, **variables):
     """{(check, ranks): None, or the tracebacks of the ranks that failed} of all checks of a module beside this one."""
     command = [sys.executable, __file__, module, str(folder), *map(str, numbers)]
-    process = subprocess.Popen(command, env={**os.environ, **ENVIRONMENT}, stdout=subprocess.PIPE,
+    process = subprocess.Popen(command, env={**os.environ, **ENVIRONMENT, **variables}, stdout=subprocess.PIPE,
                                stderr=subprocess.STDOUT, text=True, start_new_session=True)  # fmt: skip
     try:
         printed, _ = process.communicate(timeout=SECONDS)

@@ -24,9 +24,7 @@ RANKS = [3, 8, 64]
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory, long_tests):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("ESPALIER_LONG_TESTS", str(int(long_tests)))
-        return outcomes("cp_checks", tmp_path_factory.mktemp("parts"), sorted(cp_checks.CHECKS))
+    return outcomes("cp_checks", tmp_path_factory.mktemp("parts"), sorted(cp_checks.CHECKS), ESPALIER_LONG_TESTS=str(int(long_tests)))
 
 
 @pytest.mark.parametrize("name, ranks", names_and_ranks(cp_checks.CHECKS))

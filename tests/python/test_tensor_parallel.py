@@ -13,9 +13,7 @@ tp_checks = pytest.importorskip("tp_checks")
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory, long_tests):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("ESPALIER_LONG_TESTS", str(int(long_tests)))
-        return outcomes("tp_checks", tmp_path_factory.mktemp("heads"), sorted(tp_checks.CHECKS))
+    return outcomes("tp_checks", tmp_path_factory.mktemp("heads"), sorted(tp_checks.CHECKS), ESPALIER_LONG_TESTS=str(int(long_tests)))
 
 
 @pytest.mark.parametrize("name, ranks", names_and_ranks(tp_checks.CHECKS))

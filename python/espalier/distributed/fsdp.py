@@ -17,8 +17,8 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor
 
 from ..errors import Unsupported
+from ..rank_group import TENSOR
 from .earlier import EarlierGradients
-from .mesh import TENSOR
 
 if TYPE_CHECKING:
     from .step import Trace

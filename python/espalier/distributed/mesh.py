@@ -9,9 +9,9 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
 from ..errors import Unsupported
-from ..rank_group import RankGroup
+from ..rank_group import TENSOR, RankGroup
 
-CONTEXT, TENSOR = "cp", "tp"
+CONTEXT = "cp"
 DATA = ("dp", "fsdp")  # and names that begin with dp_
 
 

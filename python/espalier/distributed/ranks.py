@@ -14,9 +14,10 @@ from torch.distributed.fsdp import FSDPModule
 
 from ..errors import InputError, Unsupported
 from ..native import __version__
+from ..rank_group import TENSOR
 from .fsdp import EXPERTS, Sharded, ranks_along
 from .meeting import Meeting, check_equal
-from .mesh import TENSOR, Dimensions, dimensions_of, mesh_of
+from .mesh import Dimensions, dimensions_of, mesh_of
 from .replicas import Replicated
 from .share import Share, share_of
 from .step import RankStep

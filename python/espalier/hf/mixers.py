@@ -119,10 +119,9 @@ def _scanned(run: "TreeRun", x: Tensor, dt: Tensor, decay: Tensor, b: Tensor, c:
         return ops.ssm_scan(of_x, of_dt, decay, of_b, of_c, prev, D=skip, states=states, ends=ends)
 
     def decays(tokens: Tensor, prev: Tensor, ends: Tensor) -> Tensor:
-        of_dt, of_x, of_b = _at(tokens, dt, x[..., :1], b[..., :1])
-        nothing = torch.zeros_like(of_b)
-        ones = dt.new_ones(1, x.shape[1], 1, 1)
-        return ops.ssm_scan(torch.zeros_like(of_x), of_dt, decay, nothing, nothing, prev, states=ones, ends=ends)[1]
+        (of_dt,), nothing = _at(tokens, dt), b.new_zeros(len(tokens), b.shape[1], 1)
+        no_x, ones = x.new_zeros(len(tokens), x.shape[1], 1), dt.new_ones(1, x.shape[1], 1, 1)
+        return ops.ssm_scan(no_x, of_dt, decay, nothing, nothing, prev, states=ones, ends=ends)[1]
 
     like = x.new_empty(0, x.shape[1], b.shape[2], x.shape[2], dtype=dt.dtype)
     return run.along_paths("states", Recurrence(scanned, decays, like, dt.new_empty(0, x.shape[1], 1, 1)))

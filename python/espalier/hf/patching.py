@@ -47,9 +47,9 @@ def apply_patch(model: Model, backend: str = "auto", check: Callable[[Any, Mappi
         check_training(backbone, dropout)
     if check is None or not is_tested_family(backbone):
         check_family(backbone)
+    tensor_parallel.attach(model)
     given = patch_of(backbone) or _attached(backbone)
     text_rows.attach(composite_of(model))
-    tensor_parallel.attach(model)
     given.backend, given.dropout = backend, dropout
     given.is_proven = True
     given.check = check

@@ -15,9 +15,9 @@ from torch import Tensor, nn
 
 from .. import ops
 from ..errors import Unsupported
+from ..rank_group import TENSOR
 from .attention import as_autocast
 
-DIMENSION = "tp"  # of meshes, by Transformers
 _KEPT = "_espalier_tensor_parallel"  # of a module: the forward that it had
 
 
@@ -186,7 +186,7 @@ class _Spread(torch.autograd.Function):
 def _place(parameter: Any) -> Any:
     """The placement of a parameter along the dimension of tensor parallelism; None where it has none."""
     names = getattr(getattr(parameter, "device_mesh", None), "mesh_dim_names", None) or ()
-    return parameter.placements[names.index(DIMENSION)] if DIMENSION in names else None
+    return parameter.placements[names.index(TENSOR)] if TENSOR in names else None
 
 
 def _local(parameter: Any) -> Tensor:
@@ -195,7 +195,7 @@ def _local(parameter: Any) -> Tensor:
 
 
 def _group(parameter: Any) -> Any:
-    return parameter.device_mesh.get_group(DIMENSION)
+    return parameter.device_mesh.get_group(TENSOR)
 
 
 def _partial_users(model: nn.Module) -> Iterator[tuple[nn.Module, Any]]:

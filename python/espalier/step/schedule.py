@@ -6,7 +6,6 @@ continue, as if nothing came before; ranks exchange these once, and find by them
 So no rank waits for the recurrences of another (a scan over parts).
 """
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -87,11 +86,11 @@ class Schedule:
     def __init__(self, pieces: Pieces, ends: Integers, before: OnRanks | None, rank: int, ranks: int) -> None:
         self._pieces, self._before, self._rank, self._ranks = pieces, before, rank, ranks
         self._ends = ends[pieces.rank[pieces.of(ends)] == rank]
-        crossing = np.flatnonzero(pieces.prev >= 0)
-        crossing = crossing[pieces.rank[pieces.of(pieces.prev[crossing])] != pieces.rank[crossing]]
+        self._previous = np.where(pieces.prev >= 0, pieces.of(pieces.prev), -1)  # the piece of the token before each
+        crossing = np.flatnonzero((pieces.prev >= 0) & (pieces.rank[self._previous] != pieces.rank))
         numbers = np.unique(pieces.prev[crossing])
         self._sent = OnRanks(numbers, pieces.rank[pieces.of(numbers)])
-        self._walks = {int(token): self._walk(int(token)) for token in numbers}
+        self._entry = self._entries(crossing)
         starts = [np.unique(pieces.prev[crossing[pieces.rank[crossing] == other]]) for other in range(ranks)]
         self._starts, self._known = starts[rank], [self._all_before(of) for of in starts]
 
@@ -100,32 +99,28 @@ class Schedule:
         from_parent, own, of_parent = self._from_parent()
         held = self._sent.at(self._sent.ranks == self._rank).numbers
         swap, kept, known = self._summaries(held)
-        entry = np.array([self._walks[int(token)][0] for token in known], np.int64)
+        entry = self._entry[self._pieces.of(known)]
         first, read = self._first(tokens, prev, held, of_parent), np.concatenate([of_parent, self._starts])
         return Scan(from_parent, own, first, swap, kept, _levels(known, entry), _found(known, self._starts),
                     _with_states(tokens, prev, read), np.searchsorted(tokens, self._ends))  # fmt: skip
 
-    def _walk(self, token: int) -> tuple[int, dict[int, int]]:
-        """(entry, last): the token of another rank that the path of `token` comes from, -1 for none; the last token of each piece
-        between them."""
-        pieces, last = self._pieces, {}
-        while True:
-            piece = int(pieces.of(np.array(token)))
-            last[piece] = token
-            before = int(pieces.prev[piece])
-            if before < 0 or pieces.rank[pieces.of(np.array(before))] != pieces.rank[piece]:
-                return max(before, -1), last
-            token = before
+    def _entries(self, crossing: Integers) -> Integers:
+        """For each piece the token of another rank from which its path comes, -1 for none."""
+        found = np.full(len(self._pieces.begin), -1, np.int64)
+        found[crossing] = self._pieces.prev[crossing]
+        for piece, previous in enumerate(self._previous):  # which has a lower number
+            if previous >= 0 and found[piece] < 0:
+                found[piece] = found[previous]
+        return found
 
-    def _all_before(self, starts: Iterable[int]) -> Integers:
+    def _all_before(self, starts: Integers) -> Integers:
         """The sent tokens from which paths come to `starts`, these among them, ascending."""
-        found: set[int] = set()
-        for start in starts:
-            token = int(start)
-            while token >= 0 and token not in found:
-                found.add(token)
-                token = self._walks[token][0]
-        return np.array(sorted(found), np.int64)
+        found, more = starts, starts
+        while len(more):
+            entries = np.unique(self._entry[self._pieces.of(more)])
+            more = np.setdiff1d(entries[entries >= 0], found)
+            found = np.union1d(found, more)
+        return found
 
     def _summaries(self, held: Integers) -> tuple[Swap | None, Integers, Integers]:
         """(swap, kept, known): what this rank has of its own and receives, in that order."""
@@ -139,11 +134,14 @@ class Schedule:
         return swap, np.searchsorted(held, mine), np.concatenate([mine, received])
 
     def _first(self, tokens: Integers, prev: Integers, held: Integers, of_parent: Integers) -> First:
-        last: dict[int, int] = {}
-        for token in held:
-            for piece, end in self._walks[int(token)][1].items():
-                last[piece] = max(end, last.get(piece, -1))
-        numbers = np.concatenate([NOTHING, *(np.arange(self._pieces.begin[piece], last[piece] + 1) for piece in sorted(last))])
+        pieces, last = self._pieces, np.full(len(self._pieces.begin), -1, np.int64)  # the last token of each that is needed
+        np.maximum.at(last, pieces.of(held), held)
+        for piece in np.flatnonzero(pieces.rank == self._rank)[::-1]:
+            previous = self._previous[piece]
+            if last[piece] >= 0 and previous >= 0 and pieces.rank[previous] == self._rank:
+                last[previous] = max(last[previous], pieces.prev[piece])
+        needed = np.flatnonzero(last >= 0)
+        numbers = np.concatenate([NOTHING, *(np.arange(pieces.begin[piece], last[piece] + 1) for piece in needed)])
         places = np.searchsorted(tokens, numbers)
         before = prev[places]
         is_open = (before >= 0) & (places_in(numbers, before) < 0)
