@@ -19,12 +19,13 @@ setup:  ## system packages, and .venv unless an active environment has torch >= 
 build: setup  ## the command bin/espalier and the tests
 	@scripts/build.sh release
 
+# Python tests wait for processes a tenth of their time: there is one worker more than cores.
 test: build  ## all tests: C++, layers, documents, Python
 	@python3 tests/check_layers.py --self-test
 	@python3 tests/check_types.py --self-test
 	@python3 tests/check_docs.py --self-test
 	@OMP_NUM_THREADS=1 ctest --preset release --parallel $(TEST_JOBS)
-	@PYTHONPATH=python $(PYTHON) -m pytest -q --durations 20 --numprocesses $(TEST_JOBS) --dist loadfile --no-loadscope-reorder tests/python
+	@PYTHONPATH=python $(PYTHON) -m pytest -q --durations 20 --numprocesses $$(($(TEST_JOBS) + 1)) --dist loadfile --no-loadscope-reorder tests/python
 
 wheels: setup  ## the wheels of espalier-train and espalier-torch in dist/, built and tested in clean environments
 	@scripts/wheels.sh

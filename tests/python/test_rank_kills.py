@@ -43,12 +43,13 @@ def job(folder, espalier):
     model = init_model(espalier, folder / "init")
     rows = write_rows(folder / "rows.jsonl", rows_of(6))
 
-    def make(name, out, *more, variables=({}, {})):
+    def make(name, out, *more, variables=({}, {}), lane=0):
         words = ["train", "--model", model, "--data", rows, "--out", folder / out, "--batch-size", 2, "--learning-rate", 1e-3, "--steps", STEPS,
                  "--save-every", 1, "--no-calibration", "--threads", 1, *more]  # fmt: skip
         words = last_of_each(words)
         below = {"FAIL_BELOW": f"{folder / out}/checkpoints/"}
-        return {"name": name, "arguments": [[str(word) for word in words]] * RANKS, "variables": [{**below, **each} for each in variables]}
+        return {"name": name, "arguments": [[str(word) for word in words]] * RANKS, "variables": [{**below, **each} for each in variables],
+                "lane": lane}
 
     return make
 
@@ -98,7 +99,8 @@ def test_a_rank_that_is_killed_at_any_call_of_a_checkpoint_loses_nothing(folder,
     for number, (rank, at) in enumerate(cases):
         out = f"killed-{len(more)}-{number}"
         variables = [{"FAIL_AT": str(at if each == rank else 0)} for each in range(RANKS)]
-        jobs += [job(out, out, *more, variables=variables), job(f"{out}, resumed", out, "--resume", *more)]
+        lane = number % 4  # the rank that is left waits for seconds
+        jobs += [job(out, out, *more, variables=variables, lane=lane), job(f"{out}, resumed", out, "--resume", *more, lane=lane)]
     found = run(jobs)
     for number, (rank, at) in enumerate(cases):
         out, call = f"killed-{len(more)}-{number}", calls[rank][at - 1]

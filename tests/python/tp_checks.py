@@ -96,7 +96,8 @@ def topologies(size):
 
 
 def check_topologies(rank):
-    """Data, context and tensor parallelism in every product; each family with every shape in the long form, else in turn."""
+    """Data, context and tensor parallelism in every product; each family with every shape, whole and in partitions, in the long
+    form, else in turn."""
     number = 0
     for data, context, tensor in topologies(rank.size):
         mesh = mesh_of(data, context, tensor)
@@ -105,7 +106,8 @@ def check_topologies(rank):
             shapes = [shape for place, shape in enumerate(SHAPES) if IS_LONG or (place + number) % len(SHAPES) == 0]
             model = patch(parallel(kind, tensor, data * context))
             ranks = Ranks(model, mesh)
-            for shape, (budget, recompute) in itertools.product(shapes, [(WHOLE, False), (7, number % 2 == 0)]):
+            budgets = [(WHOLE, False), (7, number % 4 < 2)]
+            for shape, (budget, recompute) in itertools.product(shapes, budgets if IS_LONG else [budgets[number % 2]]):
                 clear(model)
                 loss = loss_of(ranks, model, SHAPES[shape](), budget, recompute=recompute)
                 error = error_of(loss, model, expected(kind, shape))

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """`espalier train` and `espalier rerun` on several ranks, each a fork of one process, so that libraries are imported once.
 
-    python train_ranks.py FOLDER    runs the jobs of FOLDER/jobs.json, one after the other
+    python train_ranks.py FOLDER    runs the jobs of FOLDER/jobs.json, those of each lane one after the other
 
 A job has a name, the command and arguments of every rank, and optionally "signal": [rank, number, text], which is sent once the
-output of rank 0 has the text, and "variables": those of the environment of every rank. FOLDER/NAME.json has the exit statuses (the negative signal where one ended a rank) and
-what each rank has printed.
+output of rank 0 has the text, "variables": those of the environment of every rank, and "lane": a number, 0 by default. Lanes run
+side by side. FOLDER/NAME.json has the exit statuses (the negative signal where one ended a rank) and what each rank has printed.
 """
 
 import json
@@ -78,11 +78,24 @@ def run(folder, job):
     (folder / f"{job['name']}.json").write_text(json.dumps([statuses, outputs]))
 
 
+def lane_process(folder, jobs):
+    child = os.fork()
+    if child:
+        return child
+    for job in jobs:
+        run(folder, job)
+    os._exit(0)
+
+
 def main(folder):
     import espalier.distributed.command  # noqa: F401  before the forks
 
+    lanes = {}
     for job in json.loads((folder / "jobs.json").read_text()):
-        run(folder, job)
+        lanes.setdefault(job.get("lane", 0), []).append(job)
+    children = [lane_process(folder, jobs) for jobs in lanes.values()]
+    for child in children:
+        os.waitpid(child, 0)
 
 
 if __name__ == "__main__":
