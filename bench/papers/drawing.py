@@ -38,6 +38,7 @@ class Chart:
     series: list
     note: str  # machine and commit
     log: bool = False  # both axes
+    from_zero: bool = True  # the vertical axis, unless log
     ticks: list = field(default_factory=list)  # (x, label); empty: by the values
 
 
@@ -59,7 +60,7 @@ class Frame:
         xs, ys = [point[0] for point in points], [value for point in points for value in point[1:]]
         self.log = chart.log
         self.x_ticks = chart.ticks or [(value, f"{value:g}") for value in ticks_of(min(xs), max(xs), chart.log)]
-        self.y_ticks = ticks_of(min(ys) if chart.log else 0, max(ys), chart.log)
+        self.y_ticks = ticks_of(0 if chart.from_zero and not chart.log else min(ys), max(ys), chart.log)
         places = [tick[0] for tick in self.x_ticks]
         self.x_range, self.y_range = (min(places + xs), max(places + xs)), (self.y_ticks[0], self.y_ticks[-1])
 

@@ -36,14 +36,19 @@ def rollouts(scratch):
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-def tokens_of_art(file, rows):
-    """Depth limit -> tokens."""
-    import torch
-
+def module_of_art(file):
     spec = importlib.util.spec_from_file_location("prefix_tree_packing", file)
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module  # its dataclasses look themselves up there
     spec.loader.exec_module(module)
+    return module
+
+
+def tokens_of_art(file, rows):
+    """Depth limit -> tokens."""
+    import torch
+
+    module = module_of_art(file)
     tensors = [torch.tensor(row["input_ids"]) for row in rows]
     return {depth: module.prefix_tree_pack(tensors, max_depth=depth).tokens.numel() for depth in DEPTHS}
 
