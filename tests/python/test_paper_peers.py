@@ -1,0 +1,96 @@
+# SPDX-License-Identifier: Apache-2.0
+"""bench/papers/peers.py and same_training.py on small models: they compare what they say, and stop where sides differ."""
+
+import csv
+import json
+import sys
+import xml.etree.ElementTree as ElementTree
+
+import pytest
+
+from conftest import REPOSITORY
+from small_models import MODELS
+
+pytest.importorskip("transformers")
+sys.path.insert(0, str(REPOSITORY / "bench"))
+from papers import peers, same_training, workloads
+
+ART = """
+import types, torch
+
+def prefix_tree_pack(rows, *, max_depth):
+    begins = [sum(map(len, rows[:number])) for number in range(len(rows) + 1)]
+    same = lambda: torch.cat([torch.full_like(row, number) for number, row in enumerate(rows)])[None]
+    return types.SimpleNamespace(
+        tokens=torch.cat(rows)[None], group_ids=same(), position_ids=torch.cat([torch.arange(len(row)) for row in rows])[None],
+        segments=[types.SimpleNamespace(group_id=number, parent_id=number) for number in range(len(rows))],
+        positions_by_sequence=[torch.arange(begin, begin + len(row)) for begin, row in zip(begins, rows)])
+"""
+
+
+@pytest.fixture
+def small(monkeypatch, tmp_path):
+    """A model of two layers and rows of a few tokens; returns the command line."""
+    shape = workloads.SMALL["qwen3"] | {"num_hidden_layers": 2, "hidden_size": 64, "head_dim": 16}
+    monkeypatch.setitem(workloads.SMALL, "qwen3", shape)
+    ids = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8]
+    turns = [{"input_ids": ids[:end], "loss_mask": [0] * (end - 3) + [1] * 3} for end in (4, 8, 12)]
+    rows = {"answers": workloads.group(12, 5, 4, 4096), "turns": [*turns, {"input_ids": [3, 1, 4, 7, 7], "loss_mask": [0, 0, 0, 1, 1]}]}
+    monkeypatch.setattr(peers, "data_sets", lambda args, scratch: rows)
+    (tmp_path / "art.py").write_text(ART)
+    return ["--quick", "--threads", "1", "--art", str(tmp_path / "art.py"), "-o", str(tmp_path)]
+
+
+def test_peers_compute_the_same_gradients(small, tmp_path):
+    assert peers.main(small) == 0
+    with open(tmp_path / "peers.csv", newline="") as file:
+        rows = {(row["rows"], row["side"]): row for row in csv.DictReader(file)}
+    tokens = {key: int(row["encoded_tokens"]) for key, row in rows.items()}
+    assert {side for _, side in rows} >= {"Transformers", "append-only merging", "path vectors", "ART, depth 4", "Espalier, patched model",
+                                          "Espalier, own trainer"}  # fmt: skip
+    for (name, _), row in rows.items():
+        assert float(row["error"]) < 1e-5 and float(row["error_over_transformers"]) < 4 and row["version"]
+        assert tokens[name, "Espalier, own trainer"] <= int(row["encoded_tokens"]) <= int(row["flat_tokens"])
+    assert ("answers", "append-only merging") not in rows  # none extends another
+    assert tokens["turns", "append-only merging"] == 11 + 4 and tokens["turns", "Espalier, patched model"] == 14
+    assert tokens["turns", "ART, depth 4"] == int(rows["turns", "Transformers"]["flat_tokens"])
+
+
+def test_a_peer_that_sees_other_rows_stops_the_run(small, monkeypatch, capsys):
+    monkeypatch.setattr(peers, "mask_of", lambda node, parent: (node[:, None] >= 0).expand(-1, len(node)).tril()[None, None])
+    assert peers.main(small) == 1
+    assert "ART, depth 4: gradients differ from those of float64 by" in capsys.readouterr().err
+
+
+@pytest.fixture
+def training(espalier, models, tmp_path):
+    """The command line of same_training.py with a model that has a tokenizer, and conversations."""
+    config = MODELS["llama"] | {"vocab_size": 259}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    espalier("init", "--config", tmp_path / "config.json", "--out", tmp_path / "model")
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (tmp_path / "model" / name).write_bytes((models["native"] / name).read_bytes())
+    turn = lambda number, place: [{"role": "user", "content": f"{number} and {place}?"}, {"role": "assistant", "content": str(number + place)}]
+    chats = [{"messages": [{"role": "system", "content": "Add."}, *turn(number, 1), *turn(number, 2)]} for number in range(6)]
+    (tmp_path / "chats.jsonl").write_text("".join(json.dumps(chat) + "\n" for chat in chats))
+    return ["--quick", "--threads", "1", "--model", str(tmp_path / "model"), "--chats", str(tmp_path / "chats.jsonl"), "--seeds", "2",
+            "--batch-size", "3", "--learning-rate", "0.01", "-o", str(tmp_path)]  # fmt: skip
+
+
+def test_training_is_the_same(training, tmp_path, capsys):
+    assert same_training.main(training) == 0
+    with open(tmp_path / "same_training.csv", newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [row["step"] for row in rows] == ["2", "4"]
+    for row in rows:
+        assert row["float64, trees, seed 0"] == row["float64, sequence packing, seed 0"]
+        assert row["bfloat16, trees, seed 0"] != row["bfloat16, trees, seed 1"]
+    text = "".join(ElementTree.parse(tmp_path / "same_training.svg").getroot().itertext())
+    assert "loss of held-out conversations" in text and rows[0]["commit"] in text
+    assert "4 losses with equal digits" in capsys.readouterr().err
+
+
+def test_curves_that_differ_in_a_digit_stop_the_run():
+    curves = {("float64", side, 0): ([2.0, loss], {2: 1.5}) for side, loss in (("trees", 1.0), ("sequence packing", 1.00000002))}
+    with pytest.raises(same_training.Failure, match=r"float64: loss 2: trees 1\.0, sequence packing 1\.00000002"):
+        same_training.check_float64(curves)
