@@ -144,7 +144,7 @@ def main(argv=None):
     add("--steps", type=int, metavar="N", help="(default: 50, with --quick 4)")
     add("--eval-every", type=int, metavar="N", help="steps between evaluations (default: 5, with --quick 2)")
     add("--batch-size", type=int, default=6, metavar="N", help="rows of a step, approximately (default: %(default)s)")
-    add("--learning-rate", type=float, default=2e-5, metavar="X", help="(default: %(default)s)")
+    add("--learning-rate", type=float, default=1e-5, metavar="X", help="(default: %(default)s)")
     add("--seeds", type=int, default=3, metavar="N", help="of bfloat16, at least 2 (default: %(default)s)")
 
     def drawn(args, scratch):
