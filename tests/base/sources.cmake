@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 list(APPEND core_test_sources
+  ${CMAKE_CURRENT_LIST_DIR}/csr_test.cpp
   ${CMAKE_CURRENT_LIST_DIR}/error_ratio_test.cpp
   ${CMAKE_CURRENT_LIST_DIR}/file_test.cpp
   ${CMAKE_CURRENT_LIST_DIR}/folder_lock_test.cpp

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "espalier/plan/adapter_cost.h"
+#include "espalier/plan/planner.h"
 
 #include <gtest/gtest.h>
 

@@ -2,7 +2,9 @@
 // Ragged arrays in compressed sparse row form.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
+#include <numeric>
 #include <span>
 #include <vector>
 
@@ -28,5 +30,21 @@ struct Csr {
     end_row();
   }
 };
+
+/// Row p: the i with label[i] == p, ascending. Labels below 0 are in no row. O(label.size() + num_rows).
+inline Csr<int64_t> grouped(std::span<const int64_t> label, int64_t num_rows) {
+  Csr<int64_t> rows;
+  rows.offsets.assign(num_rows + 1, 0);
+  for (const int64_t p : label) {
+    if (p >= 0) ++rows.offsets[p + 1];
+  }
+  std::partial_sum(rows.offsets.begin(), rows.offsets.end(), rows.offsets.begin());
+  rows.values.resize(rows.offsets.back());
+  std::vector<int64_t> next(rows.offsets.begin(), rows.offsets.end() - 1);
+  for (size_t i = 0; i < label.size(); ++i) {
+    if (label[i] >= 0) rows.values[next[label[i]]++] = static_cast<int64_t>(i);
+  }
+  return rows;
+}
 
 }  // namespace espalier

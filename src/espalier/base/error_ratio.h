@@ -19,6 +19,8 @@
 #include <limits>
 #include <string>
 
+#include <fmt/format.h>
+
 namespace espalier {
 
 inline constexpr double kMaxErrorRatio = 2;
@@ -68,6 +70,17 @@ inline double error_ratio(const SquaredErrors& errors, const ErrorFloor& floor) 
 }
 
 /// What is wrong by the rule, which too few values are as well; empty: nothing.
-std::string error_fault(const SquaredErrors& errors, const ErrorFloor& floor);
+inline std::string error_fault(const SquaredErrors& errors, const ErrorFloor& floor) {
+  if (errors.num_values < kMinPooledValues) {
+    return fmt::format("expected at least {} values to judge an error by, received {}", kMinPooledValues,
+                       errors.num_values);
+  }
+  const double ratio = error_ratio(errors, floor);
+  if (ratio <= kMaxErrorRatio) return "";
+  const double size = errors.exact > 0 ? std::sqrt(errors.exact) : 1;
+  return fmt::format(
+      "expected an error of at most {:g} times the plain form's, received {:.3g} times: {:.3g} beside {:.3g}",
+      kMaxErrorRatio, ratio, std::sqrt(errors.ours) / size, std::sqrt(errors.plain) / size);
+}
 
 }  // namespace espalier

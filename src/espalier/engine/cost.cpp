@@ -6,7 +6,7 @@
 
 #include "espalier/ops/edge_logprobs/logit_blocks.h"
 #include "espalier/ops/gemm/matrix_product.h"
-#include "espalier/plan/adapter_cost.h"
+#include "espalier/plan/planner.h"
 
 namespace espalier {
 

@@ -8,7 +8,7 @@
 #include "espalier/measure/calibrate.h"
 #include "espalier/measure/model_use.h"
 #include "espalier/objective/objective.h"
-#include "espalier/plan/adapter_cost.h"
+#include "espalier/plan/planner.h"
 #include "espalier/plan/time_model.h"
 
 namespace espalier {

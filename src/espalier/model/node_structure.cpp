@@ -4,7 +4,6 @@
 #include <ATen/ATen.h>
 
 #include <algorithm>
-#include <numeric>
 
 #include "espalier/base/check.h"
 
@@ -18,14 +17,7 @@ Csr<int64_t> nodes_by_depth(const std::vector<int64_t>& parent) {
     depth[n] = parent[n] < 0 ? 0 : depth[parent[n]] + 1;
     num_levels = std::max(num_levels, depth[n] + 1);
   }
-  Csr<int64_t> levels;
-  levels.offsets.assign(num_levels + 1, 0);
-  for (const int64_t level : depth) ++levels.offsets[level + 1];
-  std::partial_sum(levels.offsets.begin(), levels.offsets.end(), levels.offsets.begin());
-  levels.values.resize(parent.size());
-  std::vector<int64_t> next(levels.offsets.begin(), levels.offsets.end() - 1);
-  for (size_t n = 0; n < parent.size(); ++n) levels.values[next[depth[n]]++] = static_cast<int64_t>(n);
-  return levels;
+  return grouped(depth, num_levels);
 }
 
 }  // namespace

@@ -2,7 +2,6 @@
 #include "espalier/plan/partition.h"
 
 #include <algorithm>
-#include <numeric>
 #include <utility>
 
 #include "espalier/base/check.h"
@@ -46,22 +45,6 @@ void add_segment(Pieces& pieces, Segment segment, bool begins_piece) {
   pieces.segments.push_back(segment);
 }
 
-/// Row p: the k with parent[k] == p, ascending.
-Csr<int64_t> children_of(const std::vector<int64_t>& parent) {
-  Csr<int64_t> children;
-  children.offsets.assign(parent.size() + 1, 0);
-  for (const int64_t p : parent) {
-    if (p >= 0) ++children.offsets[p + 1];
-  }
-  std::partial_sum(children.offsets.begin(), children.offsets.end(), children.offsets.begin());
-  children.values.resize(children.offsets.back());
-  std::vector<int64_t> next(children.offsets.begin(), children.offsets.end() - 1);
-  for (size_t k = 0; k < parent.size(); ++k) {
-    if (parent[k] >= 0) children.values[next[parent[k]]++] = static_cast<int64_t>(k);
-  }
-  return children;
-}
-
 Pieces find_pieces(const Forest& forest, std::span<const int64_t> cuts) {
   Pieces pieces;
   pieces.last_segment.resize(forest.num_nodes());
@@ -82,7 +65,7 @@ Pieces find_pieces(const Forest& forest, std::span<const int64_t> cuts) {
     pieces.last_segment[n] = parent;
   }
   ESPALIER_ASSERT(cut == cuts.size());
-  pieces.children = children_of(pieces.parent);
+  pieces.children = grouped(pieces.parent, pieces.num_pieces());
   return pieces;
 }
 

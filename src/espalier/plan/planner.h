@@ -7,6 +7,7 @@
 #include <optional>
 #include <vector>
 
+#include "espalier/config/lora.h"
 #include "espalier/plan/memory_model.h"
 #include "espalier/plan/plan.h"
 #include "espalier/plan/time_model.h"
@@ -29,8 +30,8 @@ struct PlanPrice {
 PlanPrice price(const PlanCosts& costs, const Plan& plan);
 
 /// Plans the whole forest:
-///   tree-packing and sequence-packing (packing.h), partition (partition.h, merged the
-///   cheaper way), or auto: the cheapest of the three by predicted time.
+///   tree-packing, sequence-packing and append-only (packing.h), partition (partition.h, merged the
+///   cheaper way), or auto: the cheapest of the first two and partition by predicted time.
 /// Activations are checkpointed as the options say, or (auto) as in the cheapest plan. Micro-batches hold at
 /// most token_budget tokens. Under a memory budget, make_plan searches for the largest token budget, at most
 /// the given one, with which the predicted peak fits. It tries about twenty per strategy, and returns the
@@ -54,7 +55,7 @@ struct Candidate {
                              // to fit; smaller micro-batches are not expected to take less
 };
 
-/// Every strategy, with every checkpointing that the options allow.
+/// Every strategy, append-only if it was asked for, with every checkpointing that the options allow.
 struct PlanComparison {
   std::vector<Candidate> candidates;
   size_t chosen = 0;  // the candidate that has make_plan's plan
@@ -75,5 +76,12 @@ PlanComparison compare_plans(const Forest& forest, const PlanOptions& options,
 
 /// The costs of a decoder of half a billion parameters and common proportions, at assumed rates.
 PlanCosts common_costs();
+
+/// `cost`, the result of model_cost(spec), with low-rank adapters (config/lora.h) on the targets and frozen
+/// weights. Activations that are needed only for gradients of weights are no longer kept.
+ModelCost with_adapters(ModelCost cost, const ModelSpec& spec, const LoraOptions& lora);
+
+/// Likewise for all costs of plans. Adapters are in the precision of sums and have no master weights.
+PlanCosts with_adapters(PlanCosts costs, const ModelSpec& spec, const LoraOptions& lora);
 
 }  // namespace espalier

@@ -18,7 +18,7 @@
 #include "espalier/measure/model_use.h"
 #include "espalier/model/weights/weights.h"
 #include "espalier/ops/attention/library.h"
-#include "espalier/plan/adapter_cost.h"
+#include "espalier/plan/planner.h"
 #include "espalier/python_engine/options.h"
 #include "espalier/python_engine/trained.h"
 #include "espalier/runtime/out_of_memory.h"
