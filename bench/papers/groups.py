@@ -27,13 +27,13 @@ def measured(args, name, scratch):
     )
     for published, (prompt, answer) in lengths_of(args).items():
         rows = workloads.group(prompt, answer, ANSWERS, shape["vocab_size"])
-        sides, merged = measure.sides_of(rows, prompt + ANSWERS * answer, "grpo")
+        sides, append_only_tokens = measure.sides_of(rows, prompt + ANSWERS * answer)
         measure.run(sides, setting)
         tree, packing = sides[0], sides[-1]
         flat = sum(len(row["input_ids"]) for row in rows)
         yield {"model": name, "published_prompt": published[0], "published_answer": published[1], "prompt": prompt,
                "answer": answer,
-               "answers": ANSWERS, "flat_tokens": flat, "append_only_tokens": sum(len(row["input_ids"]) for row in merged.rows),
+               "answers": ANSWERS, "flat_tokens": flat, "append_only_tokens": append_only_tokens,
                "tree_tokens": tree.metrics["tree_tokens"], "ratio": flat / tree.metrics["tree_tokens"],
                "tree_seconds": statistics.median(tree.seconds),
                "packing_seconds": statistics.median(packing.seconds), **measure.compared(tree, packing),

@@ -9,11 +9,8 @@ import espalier
 from compare_transformers import Failure
 from gpu_measure import say
 
-from .append_only import merge
-
 # float32; in bfloat16 sums of rounded terms differ more, and the check finds wrong data and wrong wiring.
 TOLERANCE = {"float64": 1e-9, "float32": 1e-3, "bfloat16": 5e-2}
-LINEAR = ("sft", "reinforce", "cispo")
 
 
 @dataclass(frozen=True)
@@ -40,15 +37,16 @@ class Side:
     flops: float = 0
 
 
-def sides_of(rows, token_budget, objective):
-    """The tree in one micro-batch of at most so many tokens, rows after append-only merging, and all rows."""
-    merged = merge(rows, linear=objective in LINEAR)
+def sides_of(rows, token_budget):
+    """The tree in one micro-batch of at most so many tokens, append-only merging unless no row extends another, and all rows;
+    and the tokens that are left after merging."""
     longest = max(token_budget, *(len(row["input_ids"]) for row in rows))
-    sides = [Side("tree", "tree-packing", longest, rows), Side("append-only merging", "sequence-packing", longest, merged.rows),
-             Side("sequence packing", "sequence-packing", longest, rows)]  # fmt: skip
-    if not merged.dropped:
+    sides = [Side(name, strategy, longest, rows) for name, strategy in
+             (("tree", "tree-packing"), ("append-only merging", "append-only"), ("sequence packing", "sequence-packing"))]  # fmt: skip
+    statistics = espalier.build(rows).statistics()
+    if statistics["append_only_tokens"] == statistics["flat_tokens"]:
         del sides[1]
-    return sides, merged
+    return sides, statistics["append_only_tokens"]
 
 
 def flops_of(side, model):

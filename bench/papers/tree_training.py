@@ -21,8 +21,9 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+import espalier as package
 from compare_transformers import espalier
-from papers import append_only, figure, measure, workloads
+from papers import figure, measure, workloads
 from papers.drawing import Chart, Series
 
 SCRIPT = "tree_training.py"
@@ -56,11 +57,11 @@ def sweep(args, model, overlap, scratch):
     """A row for each side."""
     path = scratch / f"overlap_{overlap}.jsonl"
     rows = workloads.tree_of_overlap(overlap, args.flat_tokens, workloads.SMALL["qwen3"]["vocab_size"], path)
-    merged = append_only.merge(rows, linear=True).rows
+    append_only_tokens = package.build(rows).statistics()["append_only_tokens"]
     one_path, pieces = path_memory(args, model, rows, path, scratch)
     for side in bench(args, model, path, "--strategies"):
         yield {"data": "random tree", "overlap": side["por"], "side": side["side"], "token_budget": side["token_budget"],
-               "flat_tokens": side["flat_tokens"], "append_only_tokens": sum(len(row["input_ids"]) for row in merged),
+               "flat_tokens": side["flat_tokens"], "append_only_tokens": append_only_tokens,
                "tree_tokens": side["tree_tokens"], "encoded_tokens": side["encoded_tokens"], "seconds": side["seconds"],
                "speed_up": side["speedup"], "low": side["speedup_low"], "high": side["speedup_high"], "bound": side["bound"],
                "memory_mib": side["working_bytes"] / MIB, "one_path_mib": one_path / MIB, "pieces_mib": pieces / MIB}  # fmt: skip
@@ -71,13 +72,13 @@ def conversations(args, model):
     vocab_size = workloads.SMALL["qwen3"]["vocab_size"]
     rows = workloads.conversation_turns(args.conversations, vocab_size, args.most_tokens)
     flat = sum(len(row["input_ids"]) for row in rows)
-    sides, merged = measure.sides_of(rows, 4096, "sft")
+    sides, append_only_tokens = measure.sides_of(rows, 4096)
     measure.run(sides, measure.Setting(model, "sft", args.rounds, args.threads, cpu_seconds=args.cpu_seconds))
     tree = sides[0].metrics["tree_tokens"]
     for side in sides:
         yield {"data": "turns of airline conversations", "overlap": 1 - tree / flat, "side": side.name,
                "token_budget": side.token_budget, "flat_tokens": flat,
-               "append_only_tokens": sum(len(row["input_ids"]) for row in merged.rows), "tree_tokens": tree,
+               "append_only_tokens": append_only_tokens, "tree_tokens": tree,
                "encoded_tokens": side.metrics["encoded_tokens"], "seconds": statistics.median(side.seconds),
                **measure.compared(side, sides[-1]), "memory_mib": "", "one_path_mib": "", "pieces_mib": ""}  # fmt: skip
 

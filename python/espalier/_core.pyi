@@ -471,7 +471,7 @@ class Plan:
     @property
     def strategy(self) -> str:
         """
-        The strategy that was chosen: partition, tree-packing or sequence-packing.
+        The strategy that was chosen: partition, tree-packing, append-only or sequence-packing.
         """
 
     @property

@@ -10,8 +10,8 @@ name_clash.check(sys.modules["espalier"])  # every module of the package comes h
 
 # A command in back-ticks, which is left as it is, or a flag, with its value where it is one of a few names.
 _FLAG = re.compile(r"(?P<command>`[a-z]+ [^`]*`)|(?<![\w-])--(?P<name>[a-z][a-z-]*[a-z])"
-                   r"(?: (?P<value>auto|partition|tree-packing|sequence-packing|none|layer|piece|rows|groups|group|linear|cosine)"
-                   r"\b)?")  # fmt: skip
+                   r"(?: (?P<value>auto|partition|tree-packing|append-only|sequence-packing|none|layer|piece|rows|groups|group|"
+                   r"linear|cosine)\b)?")  # fmt: skip
 
 
 class InputError(ValueError):

@@ -29,8 +29,9 @@ class EngineConfig(Options):
             LM head still trains it. Without this flag it is trained like any other, because trajectories have no padding and
             the token may be a real one, such as the end of a turn.
         strategy: partition: cut trees into pieces and encode each token once; tree-packing: put whole trees into
-            micro-batches, and split trees over the budget, which repeats their prefixes; sequence-packing: encode every
-            trajectory separately (the baseline); auto: use the one with the lowest predicted time.
+            micro-batches, and split trees over the budget, which repeats their prefixes; append-only: encode trajectories
+            that others extend with one of these, and share nothing else; sequence-packing: encode every trajectory
+            separately; the last two are baselines; auto: use the one with the lowest predicted time.
         token_budget: Maximum tokens per micro-batch. 0: 4096, or the longest trajectory if that is longer; with
             `memory_budget`: no limit.
         memory_budget: Maximum memory for weights, gradients, optimiser and activations, such as 8GiB or 500MB. The fastest
@@ -67,7 +68,7 @@ class EngineConfig(Options):
     beta2: float = 0.999
     eps: float = 1e-08
     freeze_pad_embedding: bool = False
-    strategy: Literal["auto", "partition", "tree-packing", "sequence-packing"] = "auto"
+    strategy: Literal["auto", "partition", "tree-packing", "append-only", "sequence-packing"] = "auto"
     token_budget: int = 0
     memory_budget: int | str = 0
     checkpoint_activations: Literal["auto", "none", "layer", "piece"] = "auto"

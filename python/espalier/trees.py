@@ -94,8 +94,9 @@ def plan(forest: Forest, *, token_budget: int, strategy: str = "auto", model: st
         forest: As `build` makes it.
         token_budget: Tokens of one micro-batch at most.
         strategy: "partition" cuts trees anywhere and encodes every token once; micro-batches then read context of others.
-            "tree-packing" repeats prefixes, "sequence-packing" shares nothing; their micro-batches are independent. "auto"
-            takes the one of the three that is predicted to be fastest, without a model for a decoder of common proportions.
+            "tree-packing" repeats prefixes, "sequence-packing" shares nothing, "append-only" shares rows that others
+            extend; their micro-batches are independent. "auto" takes the one of the first three that is predicted to be
+            fastest, without a model for a decoder of common proportions.
         model: Whose FLOPs and seconds are predicted: a folder of Hugging Face, its config.json, a model of Transformers, or
             Costs, as `espalier.costs` makes them.
         loss_mask: Which tokens carry loss, for these predictions: as `espalier.Step` takes it. Default: all. The plan does

@@ -200,7 +200,7 @@ TEST(Batch, NodesAreThoseOfTheForestUnderEveryPlan) {
     const Trajectories trajectories = random_trajectories(rng, static_cast<Shape>(trial % kNumShapes), {});
     const Loss loss(trajectories, ObjectiveOptions{});
     for (const Strategy strategy :
-         {Strategy::kPartition, Strategy::kTreePacking, Strategy::kSequencePacking}) {
+         {Strategy::kPartition, Strategy::kTreePacking, Strategy::kAppendOnly, Strategy::kSequencePacking}) {
       for (const int64_t token_budget : {0, 1, 4}) {
         const PlanOptions plan{strategy, strategy == Strategy::kPartition ? token_budget : 0};
         expect_nodes_of_the_forest(make_step(trajectories, all_rows(trajectories), {.plan = plan}), loss);

@@ -93,7 +93,8 @@ TEST(Cost, PlansArePricedWithTheTermsThatTheyMayHave) {
   const DecoderConfig config = tiny_config(Family::kLlama, 19);
   const PlanCosts costs{assumed_time_model(model_cost(config)),
                         memory_model(config, at::kFloat, *make_objective({.kind = ObjectiveKind::kGrpo}))};
-  for (const Strategy strategy : {Strategy::kPartition, Strategy::kTreePacking, Strategy::kSequencePacking}) {
+  for (const Strategy strategy :
+       {Strategy::kPartition, Strategy::kTreePacking, Strategy::kAppendOnly, Strategy::kSequencePacking}) {
     for (const int64_t token_budget : {0, 6}) {
       const Step step = make_step(trajectories, all_rows(trajectories),
                                   {.plan = {strategy, token_budget}, .costs = &costs});

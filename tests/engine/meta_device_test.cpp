@@ -80,7 +80,7 @@ std::vector<Course> courses() {
   std::vector<Course> all;
   for (const ObjectiveKind objective : {ObjectiveKind::kSft, ObjectiveKind::kGrpo}) {
     for (const Strategy strategy :
-         {Strategy::kPartition, Strategy::kTreePacking, Strategy::kSequencePacking}) {
+         {Strategy::kPartition, Strategy::kTreePacking, Strategy::kAppendOnly, Strategy::kSequencePacking}) {
       for (const CheckpointActivations checkpoint :
            {CheckpointActivations::kNone, CheckpointActivations::kLayer, CheckpointActivations::kPiece}) {
         if (checkpoint == CheckpointActivations::kPiece && strategy != Strategy::kPartition) continue;

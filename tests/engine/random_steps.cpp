@@ -52,8 +52,8 @@ Trajectories random_rows_for(ObjectiveOptions* objective, Rng& rng, Shape shape,
 PlanOptions random_plan(Rng& rng, const Trajectories& trajectories) {
   PlanOptions plan;
   constexpr Strategy kStrategies[] = {Strategy::kPartition, Strategy::kPartition, Strategy::kTreePacking,
-                                      Strategy::kSequencePacking};
-  plan.strategy = kStrategies[rng.below(4)];
+                                      Strategy::kAppendOnly, Strategy::kSequencePacking};
+  plan.strategy = kStrategies[rng.below(std::size(kStrategies))];
   plan.checkpoint_activations =
       static_cast<CheckpointActivations>(rng.below(plan.strategy == Strategy::kPartition ? 3 : 2));
   int64_t smallest = 1;

@@ -58,8 +58,8 @@ TEST(Choosing, AutoIsTheFastestOfAll) {
       const Plan chosen = make_plan(forest, with_tokens(Strategy::kAuto, budget), small_decoder_costs());
       EXPECT_NE(chosen.options.strategy, Strategy::kAuto);
       const double seconds = price(small_decoder_costs(), chosen).seconds;
-      for (const Strategy strategy :
-           {Strategy::kPartition, Strategy::kTreePacking, Strategy::kSequencePacking}) {
+      for (const Strategy strategy : {Strategy::kPartition, Strategy::kTreePacking, Strategy::kAppendOnly,
+                                      Strategy::kSequencePacking}) {
         const Plan other = make_plan(forest, with_tokens(strategy, budget), small_decoder_costs());
         EXPECT_LE(seconds, price(small_decoder_costs(), other).seconds) << to_string(strategy);
       }
@@ -83,8 +83,8 @@ TEST(Choosing, MemoryBudgetsAreKept) {
   const PlanCosts model = small_decoder_costs();
   const double resident = resident_bytes(model.memory);
   const double whole = price(model, make_plan(forest, with_tokens(Strategy::kTreePacking, 0), model)).bytes;
-  for (const Strategy strategy :
-       {Strategy::kAuto, Strategy::kPartition, Strategy::kTreePacking, Strategy::kSequencePacking}) {
+  for (const Strategy strategy : {Strategy::kAuto, Strategy::kPartition, Strategy::kTreePacking,
+                                  Strategy::kAppendOnly, Strategy::kSequencePacking}) {
     double slower = 0;
     for (const double share : {1.0, 0.6, 0.4}) {
       SCOPED_TRACE(fmt::format("{} with {} of the whole", to_string(strategy), share));
@@ -129,7 +129,7 @@ TEST(Choosing, FewPlansFindWhatAllWould) {
     if (kIsSanitized && seed != 6) continue;
     const Forest forest = synthetic(seed, 1 + static_cast<int64_t>(seed % 3));
     for (const Strategy strategy :
-         {Strategy::kPartition, Strategy::kTreePacking, Strategy::kSequencePacking}) {
+         {Strategy::kPartition, Strategy::kTreePacking, Strategy::kAppendOnly, Strategy::kSequencePacking}) {
       const std::vector<PlanPrice> prices = prices_of_all(forest, strategy);
       double least = prices.front().bytes;
       for (const PlanPrice& each : prices) least = std::min(least, each.bytes);

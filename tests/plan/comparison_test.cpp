@@ -24,7 +24,7 @@ using testing::seeds;
 using testing::small_decoder_costs;
 
 constexpr Strategy kAll[] = {Strategy::kAuto, Strategy::kPartition, Strategy::kTreePacking,
-                             Strategy::kSequencePacking};
+                             Strategy::kAppendOnly, Strategy::kSequencePacking};
 
 Forest several_trees(uint64_t seed) {
   return testing::forest_of(synthesize({.num_trees = 1 + static_cast<int64_t>(seed % 3),
@@ -198,7 +198,8 @@ TEST(PlanComparison, AStrategyThatFitsNothingFailsThoughAnotherFits) {
     std::string error;
     options.strategy = Strategy::kPartition;
     if (options.memory_budget == 0 || plan_or_nothing(forest, options, &error).empty()) continue;
-    for (const Strategy strategy : {Strategy::kTreePacking, Strategy::kSequencePacking}) {
+    for (const Strategy strategy :
+         {Strategy::kTreePacking, Strategy::kAppendOnly, Strategy::kSequencePacking}) {
       options.strategy = strategy;
       if (!plan_or_nothing(forest, options, &error).empty()) continue;
       ++found;

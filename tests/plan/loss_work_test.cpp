@@ -45,7 +45,7 @@ TEST(LossWork, CountsOfRandomForests) {
     }
     const int64_t budget = longest_trajectory(forest) + rng.below(9);
     for (const Strategy strategy :
-         {Strategy::kPartition, Strategy::kTreePacking, Strategy::kSequencePacking}) {
+         {Strategy::kPartition, Strategy::kTreePacking, Strategy::kAppendOnly, Strategy::kSequencePacking}) {
       const Plan plan = make_plan(forest, {.strategy = strategy, .token_budget = budget});
       const std::vector<Load> loads = loads_with_loss(forest, plan, loss);
       int64_t terms = 0;

@@ -49,7 +49,7 @@ std::string batch_fault(const Rows& rows, std::span<const int64_t> subset, const
   }
   if (options.strategy == Strategy::kSequencePacking) {
     if (*std::max_element(users.begin(), users.end()) > 1) return "sequence packing shares a token";
-  } else {
+  } else if (options.strategy != Strategy::kAppendOnly) {
     const std::set<int64_t> distinct(layout.forest_token.begin(), layout.forest_token.end());
     if (distinct.size() != layout.forest_token.size()) return "a token is repeated in one micro-batch";
   }
@@ -272,7 +272,8 @@ TEST(Planner, EmptyForest) {
 TEST(Planner, RefusesBudgetsThatAreTooSmall) {
   const Forest forest = build_forest(make_rows({{1, 2}, {1, 2, 3, 4}, {1, 2, 3, 4, 5, 6}}).view());
   EXPECT_EQ(longest_trajectory(forest), 6);
-  for (const Strategy strategy : {Strategy::kTreePacking, Strategy::kSequencePacking}) {
+  for (const Strategy strategy :
+       {Strategy::kTreePacking, Strategy::kAppendOnly, Strategy::kSequencePacking}) {
     EXPECT_EQ(testing::message_of<InputError>(
                   [&] { make_plan(forest, {.strategy = strategy, .token_budget = 3}); }),
               "trajectory 1 has 4 tokens, more than the token budget 3: expected a budget of at least 6, the "
@@ -283,12 +284,13 @@ TEST(Planner, RefusesBudgetsThatAreTooSmall) {
 }
 
 TEST(Planner, StrategyNames) {
-  for (const Strategy strategy :
-       {Strategy::kAuto, Strategy::kPartition, Strategy::kTreePacking, Strategy::kSequencePacking}) {
+  for (const Strategy strategy : {Strategy::kAuto, Strategy::kPartition, Strategy::kTreePacking,
+                                  Strategy::kAppendOnly, Strategy::kSequencePacking}) {
     EXPECT_EQ(parse_strategy(to_string(strategy)), strategy);
   }
-  EXPECT_EQ(testing::message_of<InputError>([] { parse_strategy("trees"); }),
-            "strategy: expected auto, partition, tree-packing or sequence-packing, received `trees`");
+  EXPECT_EQ(
+      testing::message_of<InputError>([] { parse_strategy("trees"); }),
+      "strategy: expected auto, partition, tree-packing, append-only or sequence-packing, received `trees`");
 }
 
 // Negative controls: the plan check must see each single fault.

@@ -32,7 +32,7 @@ TEST(WindowPairs, AreThoseOfEveryPlan) {
     const Forest forest = build_forest(rows.view());
     if (forest.tree_tokens() == 0) continue;
     for (const Strategy strategy :
-         {Strategy::kPartition, Strategy::kTreePacking, Strategy::kSequencePacking}) {
+         {Strategy::kPartition, Strategy::kTreePacking, Strategy::kAppendOnly, Strategy::kSequencePacking}) {
       const int64_t budget = strategy == Strategy::kPartition ? 3 : longest_trajectory(forest);
       const Plan plan = make_plan(forest, {.strategy = strategy, .token_budget = budget});
       const std::vector<Load> loads = loads_of(plan.micro_batches, kWindows);

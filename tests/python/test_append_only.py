@@ -101,3 +101,21 @@ def test_sums_and_means_by_hand():
             {"input_ids": [1, 2, 3, 4], "loss_mask": [0, 0, 1, 1], "advantage": 6.0}]  # fmt: skip
     merged = append_only.merge(rows)
     assert merged.rows == [{"input_ids": [1, 2, 3, 4], "loss_weights": [0, 1, 3, 1], "advantages": [6, 1, 4, 6]}]
+
+
+@pytest.mark.parametrize("objective", ["sft", "grpo", "gspo"])
+def test_the_strategy_keeps_the_terms_of_every_row(engine, espalier, tmp_path, objective):
+    """Also where merging rows would not: advantages of both signs, log-probabilities of some rows only, ratios of whole rows."""
+    rows = random_rows(5, "sft" if objective == "sft" else "grpo")
+    if objective == "gspo":
+        rows = [row | {"logprobs": [0.0] + [-3.0 - number / 9] * (len(row["input_ids"]) - 1)} for number, row in enumerate(rows)]
+    statistics = package.build(rows).statistics()
+    plan = package.plan(package.build(rows), token_budget=40, strategy="append-only")
+    assert plan.num_tokens == statistics["append_only_tokens"] < statistics["flat_tokens"]
+    merging = engine_of(init_model(espalier, tmp_path, "llama"), strategy="append-only", token_budget=40)
+    (loss, ours), (other, theirs) = step(merging, rows, objective), step(engine, rows, objective)
+    assert abs(loss - other) <= EXACT * abs(other) and worst_error(ours, theirs) < EXACT
+    # Control: rows that others extend lose their terms.
+    extends = lambda other, row: other is not row and other["input_ids"][: len(row["input_ids"])] == row["input_ids"]
+    longest = [row for row in rows if not any(extends(other, row) for other in rows)]
+    assert worst_error(step(merging, longest, objective)[1], theirs) > 1e-3

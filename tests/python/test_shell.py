@@ -172,7 +172,7 @@ def test_completion_offers_the_commands_and_the_accepted_words(espalier, scripts
     assert offered_by_bash(scripts, files, "") == [*COMMANDS, "--version", "--help"]
     refused = espalier("train", "--strategy", "nonsense", check=False).stderr
     words = offered_by_bash(scripts, files, "train", "--strategy", "")
-    assert len(words) == 4 and all(word in refused for word in words), refused
+    assert len(words) == 5 and all(word in refused for word in words), refused
     # After one value of --data another one may follow, but also a flag.
     assert offered_by_bash(scripts, files, "train", "--data", "a", "r") == ["rows one.jsonl"]
     assert offered_by_bash(scripts, files, "train", "--data", "a", "--st") == ["--steps", "--strategy"]
@@ -234,5 +234,5 @@ def test_the_manual_page_reads_as_help_does(espalier, page):
     version = espalier("--version").stdout.splitlines()[0]
     for sentence in ["espalier - train language models", version, "Example: espalier plan --model DIR --data rows.jsonl",
                      "espalier prepare --model DIR --output ROWS [flags] CHATS.jsonl ...",
-                     "--strategy auto|partition|tree-packing|sequence-packing", "(default: 1e-05)"]:  # fmt: skip
+                     "--strategy auto|partition|tree-packing|append-only|sequence-packing", "(default: 1e-05)"]:  # fmt: skip
         assert sentence in text, sentence

@@ -36,6 +36,7 @@ std::vector<PlanOptions> plans(const Trajectories& trajectories) {
   return {{Strategy::kTreePacking, 0},
           {Strategy::kTreePacking, smallest},
           {Strategy::kTreePacking, smallest + 20},
+          {Strategy::kAppendOnly, smallest},
           {Strategy::kSequencePacking, 0},
           {Strategy::kSequencePacking, smallest + 5},
           {Strategy::kPartition, 0},

@@ -50,7 +50,7 @@ def serve_parser() -> ArgumentParser:
     add("--device", default="auto", help="cpu, cuda, cuda:1, ..., or auto: cuda where there is one (default: %(default)s)")
     add("--memory-budget", metavar="SIZE", help="memory that a step may use, such as 16GiB (default: no limit)")
     add("--token-budget", type=positive, metavar="N", help="tokens of a micro-batch at most (default: no limit)")
-    add("--strategy", choices=("auto", "partition", "tree-packing", "sequence-packing"),
+    add("--strategy", choices=("auto", "partition", "tree-packing", "append-only", "sequence-packing"),
         help="how data are put into micro-batches; sequence-packing encodes each by itself (default: auto)")  # fmt: skip
     add("--prefix-cache", default="1GiB", metavar="SIZE",
         help="memory of each model for keys and values of prompts and completions, from which later prompts go on; 0: none "

@@ -117,15 +117,10 @@ std::vector<TreePart> forest_parts(const Forest& forest, int64_t budget) {
 
 /// Trajectories grouped by the leaf that they go with: their end node, or the first leaf below it.
 Csr<int64_t> trajectories_by_leaf(const Forest& forest) {
-  const std::vector<int64_t> leaf = first_leaves(forest);
-  Csr<int64_t> result;
-  result.offsets.assign(forest.num_nodes() + 1, 0);
-  for (const int64_t end : forest.end_node) ++result.offsets[leaf[end] + 1];
-  std::partial_sum(result.offsets.begin(), result.offsets.end(), result.offsets.begin());
-  result.values.resize(forest.num_trajectories());
-  std::vector<int64_t> at(result.offsets.begin(), result.offsets.end() - 1);
-  for (int64_t r = 0; r < forest.num_trajectories(); ++r) result.values[at[leaf[forest.end_node[r]]]++] = r;
-  return result;
+  const std::vector<int64_t> first = first_leaves(forest);
+  std::vector<int64_t> leaf;
+  for (const int64_t end : forest.end_node) leaf.push_back(first[end]);
+  return grouped(leaf, forest.num_nodes());
 }
 
 /// Builds micro-batches one after another, reusing its arrays.
@@ -134,8 +129,8 @@ class BatchBuilder {
   explicit BatchBuilder(const Forest& forest)
       : forest_(forest), trajectories_(trajectories_by_leaf(forest)), run_of_(forest.num_nodes(), -1) {}
 
-  /// The micro-batch of the union of the root paths of these leaves.
-  MicroBatch build(const std::vector<int64_t>& leaves) {
+  /// Appends the union of the root paths of these leaves.
+  void append(std::span<const int64_t> leaves, MicroBatch* batch) {
     std::vector<int64_t> nodes;
     for (const int64_t leaf : leaves) {
       for (int64_t n = leaf; n >= 0 && run_of_[n] < 0; n = forest_.parent[n]) {
@@ -144,20 +139,17 @@ class BatchBuilder {
       }
     }
     std::sort(nodes.begin(), nodes.end());
-    MicroBatch batch;
     for (const int64_t n : nodes) {
       const int64_t parent = forest_.parent[n] < 0 ? -1 : run_of_[forest_.parent[n]];
-      run_of_[n] = static_cast<int64_t>(batch.runs.size());
-      batch.runs.push_back({forest_.node_begin[n], forest_.node_begin[n + 1], parent});
+      run_of_[n] = static_cast<int64_t>(batch->runs.size());
+      batch->runs.push_back({forest_.node_begin[n], forest_.node_begin[n + 1], parent});
     }
     for (const int64_t leaf : leaves) {
       for (const int64_t r : trajectories_.row(leaf)) {
-        batch.trajectories.push_back({r, run_of_[forest_.end_node[r]]});
+        batch->trajectories.push_back({r, run_of_[forest_.end_node[r]]});
       }
     }
     for (const int64_t n : nodes) run_of_[n] = -1;
-    finish_micro_batch(forest_, batch);
-    return batch;
   }
 
  private:
@@ -177,15 +169,27 @@ std::vector<int64_t> stretch_tops(const Forest& forest) {
 
 /// Appends the trajectory's path as a chain of runs, one per stretch.
 void append_chain(const Forest& forest, const std::vector<int64_t>& top, int64_t trajectory,
-                  MicroBatch& batch) {
-  const auto first = static_cast<int64_t>(batch.runs.size());
+                  MicroBatch* batch) {
+  const auto first = static_cast<int64_t>(batch->runs.size());
   for (int64_t n = forest.end_node[trajectory]; n >= 0; n = forest.parent[top[n]]) {
-    batch.runs.push_back({forest.node_begin[top[n]], forest.node_begin[n + 1], -1});
+    batch->runs.push_back({forest.node_begin[top[n]], forest.node_begin[n + 1], -1});
   }
-  std::reverse(batch.runs.begin() + first, batch.runs.end());
-  const auto last = static_cast<int64_t>(batch.runs.size()) - 1;
-  for (int64_t k = first + 1; k <= last; ++k) batch.runs[k].parent = k - 1;
-  batch.trajectories.push_back({trajectory, last});
+  std::reverse(batch->runs.begin() + first, batch->runs.end());
+  const auto last = static_cast<int64_t>(batch->runs.size()) - 1;
+  for (int64_t k = first + 1; k <= last; ++k) batch->runs[k].parent = k - 1;
+  batch->trajectories.push_back({trajectory, last});
+}
+
+/// A micro-batch for every bin, to which `append(items, micro-batch)` adds its items.
+template <typename Append>
+std::vector<MicroBatch> pack(const Forest& forest, const std::vector<int64_t>& sizes, int64_t budget,
+                             const Append& append) {
+  std::vector<MicroBatch> batches;
+  for (const auto& bin : best_fit_decreasing(sizes, budget)) {
+    append(bin, &batches.emplace_back());
+    finish_micro_batch(forest, batches.back());
+  }
+  return batches;
 }
 
 }  // namespace
@@ -220,30 +224,35 @@ std::vector<std::vector<int64_t>> largest_differencing(std::span<const double> n
 std::vector<MicroBatch> pack_trees(const Forest& forest, int64_t budget) {
   const std::vector<TreePart> parts = forest_parts(forest, budget);
   std::vector<int64_t> sizes;
-  sizes.reserve(parts.size());
   for (const TreePart& part : parts) sizes.push_back(part.num_tokens);
   BatchBuilder builder(forest);
-  std::vector<MicroBatch> batches;
-  for (const auto& bin : best_fit_decreasing(sizes, budget)) {
+  return pack(forest, sizes, budget, [&](const std::vector<int64_t>& bin, MicroBatch* batch) {
     std::vector<int64_t> leaves;
     for (const int64_t p : bin) leaves.insert(leaves.end(), parts[p].leaves.begin(), parts[p].leaves.end());
-    batches.push_back(builder.build(leaves));
+    builder.append(leaves, batch);
+  });
+}
+
+std::vector<MicroBatch> pack_leaf_paths(const Forest& forest, int64_t budget) {
+  std::vector<int64_t> leaves, sizes;
+  for (int64_t n = 0; n < forest.num_nodes(); ++n) {
+    if (forest.subtree_last[n] > n + 1) continue;
+    leaves.push_back(n);
+    sizes.push_back(forest.position[n] + forest.node_size(n));
   }
-  return batches;
+  BatchBuilder builder(forest);
+  return pack(forest, sizes, budget, [&](const std::vector<int64_t>& bin, MicroBatch* batch) {
+    for (const int64_t k : bin) builder.append({&leaves[k], 1}, batch);
+  });
 }
 
 std::vector<MicroBatch> pack_sequences(const Forest& forest, int64_t budget) {
   std::vector<int64_t> sizes;
-  sizes.reserve(forest.num_trajectories());
   for (int64_t r = 0; r < forest.num_trajectories(); ++r) sizes.push_back(forest.trajectory_size(r));
   const std::vector<int64_t> top = stretch_tops(forest);
-  std::vector<MicroBatch> batches;
-  for (const auto& bin : best_fit_decreasing(sizes, budget)) {
-    MicroBatch& batch = batches.emplace_back();
+  return pack(forest, sizes, budget, [&](const std::vector<int64_t>& bin, MicroBatch* batch) {
     for (const int64_t r : bin) append_chain(forest, top, r, batch);
-    finish_micro_batch(forest, batch);
-  }
-  return batches;
+  });
 }
 
 }  // namespace espalier

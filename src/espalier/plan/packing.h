@@ -32,6 +32,10 @@ std::vector<std::vector<int64_t>> largest_differencing(std::span<const double> n
 /// must be at least longest_trajectory(forest).
 std::vector<MicroBatch> pack_trees(const Forest& forest, int64_t budget);
 
+/// Packs the root path of every leaf as a separate chain: append-only merging, where trajectories that others
+/// extend are encoded with the first of them. Otherwise as pack_sequences; runs are nodes.
+std::vector<MicroBatch> pack_leaf_paths(const Forest& forest, int64_t budget);
+
 /// Packs every trajectory as a separate chain, by best-fit decreasing. Nothing is shared. Runs are the
 /// maximal parts of the path whose forest tokens are contiguous. Micro-batches are sorted by their largest
 /// trajectory, descending; ties go by trajectory. `budget` must be at least longest_trajectory(forest).

@@ -15,6 +15,7 @@ constexpr auto kStrategies =
     std::to_array<Word<Strategy>>({{"auto", Strategy::kAuto},
                                    {"partition", Strategy::kPartition},
                                    {"tree-packing", Strategy::kTreePacking},
+                                   {"append-only", Strategy::kAppendOnly},
                                    {"sequence-packing", Strategy::kSequencePacking}});
 
 constexpr auto kCheckpoints =
@@ -44,8 +45,9 @@ void add_plan_options(PlanOptions* options, OptionList* list) {
   list->add("strategy", &options->strategy, kStrategies,
             "partition: cut trees into pieces and encode each token once; tree-packing: put whole "
             "trees into micro-batches, and split trees over the budget, which repeats their prefixes; "
-            "sequence-packing: encode every trajectory separately (the baseline); auto: use the one "
-            "with the lowest predicted time");
+            "append-only: encode trajectories that others extend with one of these, and share nothing "
+            "else; sequence-packing: encode every trajectory separately; the last two are baselines; "
+            "auto: use the one with the lowest predicted time");
   list->add("token-budget", &options->token_budget,
             fmt::format("Maximum tokens per micro-batch. 0: {}, or the longest trajectory if that is "
                         "longer; with --memory-budget: no limit",

@@ -13,9 +13,10 @@ namespace espalier {
 
 class OptionList;
 
-enum class Strategy { kAuto, kPartition, kTreePacking, kSequencePacking };
+enum class Strategy { kAuto, kPartition, kTreePacking, kAppendOnly, kSequencePacking };
 
-/// "auto" | "partition" | "tree-packing" | "sequence-packing"; parsing throws InputError naming them.
+/// "auto" | "partition" | "tree-packing" | "append-only" | "sequence-packing"; parsing throws InputError
+/// naming them.
 Strategy parse_strategy(const std::string& name);
 const char* to_string(Strategy strategy);
 

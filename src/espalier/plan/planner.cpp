@@ -2,6 +2,7 @@
 #include "espalier/plan/planner.h"
 
 #include <algorithm>
+#include <iterator>
 #include <limits>
 #include <optional>
 #include <utility>
@@ -36,6 +37,9 @@ std::vector<Plan> plans_within(const Forest& forest, PlanOptions options, int64_
     case Strategy::kTreePacking:
       plans.push_back({options, pack_trees(forest, token_budget)});
       break;
+    case Strategy::kAppendOnly:
+      plans.push_back({options, pack_leaf_paths(forest, token_budget)});
+      break;
     case Strategy::kSequencePacking:
       plans.push_back({options, pack_sequences(forest, token_budget)});
       break;
@@ -68,7 +72,7 @@ int64_t smallest_token_budget(const Forest& forest, const PlanOptions& options, 
 // The token budgets worth trying, largest first. The first is the given one or the whole forest. Each further
 // one is four fifths of the one before, down to the smallest.
 std::vector<int64_t> token_budgets(const Forest& forest, const PlanOptions& options, const PlanCosts& costs) {
-  const bool shares = options.strategy != Strategy::kSequencePacking;
+  const bool shares = options.strategy == Strategy::kPartition || options.strategy == Strategy::kTreePacking;
   const int64_t whole = std::max<int64_t>(1, shares ? forest.tree_tokens() : forest.flat_tokens());
   const int64_t largest = options.token_budget > 0 ? std::min(options.token_budget, whole) : whole;
   const int64_t smallest = std::min(largest, smallest_token_budget(forest, options, costs));
@@ -293,7 +297,9 @@ PlanComparison compare_plans(const Forest& forest, const PlanOptions& options, c
   check_options(forest, options);
   PlanOptions all = options;
   all.strategy = Strategy::kAuto;
-  const std::vector<PlanOptions> ways = ways_of(all);
+  std::vector<PlanOptions> ways = ways_of(all);
+  if (options.strategy == Strategy::kAppendOnly)
+    std::ranges::copy(ways_of(options), std::back_inserter(ways));
   PlanComparison comparison;
   BestChoice choice;
   for (size_t i = 0; i < ways.size(); ++i) {

@@ -371,7 +371,7 @@ void bind_plan_class(nb::module_& module) {
       "    ('partition', 2, 1)")
       .def_prop_ro(
           "strategy", [](const ForestPlan& self) { return to_string(self.plan.options.strategy); },
-          "The strategy that was chosen: partition, tree-packing or sequence-packing.")
+          "The strategy that was chosen: partition, tree-packing, append-only or sequence-packing.")
       .def_prop_ro(
           "token_budget", [](const ForestPlan& self) { return self.plan.options.token_budget; },
           "Maximum tokens per micro-batch; 0: no limit.")
