@@ -77,17 +77,36 @@ def tree_of_overlap(overlap, flat_tokens, vocab_size, path, seed=0):
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-def conversation_turns(conversations, vocab_size, most_tokens):
-    """A row for each assistant turn of real conversations, with loss on that turn. A token is a word, a number or a mark, about
-    four letters as with most tokenizers; words beyond the vocabulary share ids."""
-    known, rows = {}, []
-    for line in CHATS.read_text().splitlines()[:conversations]:
-        ids = []
+def conversations(count, vocab_size):
+    """Real conversations: for each its messages, (role, ids). A token is a word, a number or a mark, about four letters as with most
+    tokenizers; words beyond the vocabulary share ids."""
+    known, found = {}, []
+    for line in CHATS.read_text().splitlines()[:count]:
+        messages = []
         for message in json.loads(line)["messages"]:
             text = f"<{message['role']}> {message.get('content') or ''} {json.dumps(message.get('tool_calls') or '')}"
-            words = [known.setdefault(word, len(known)) % (vocab_size - 1) + 1 for word in re.findall(r" ?\w+|[^\w\s]|\s", text)]
-            is_answer = message["role"] == "assistant"
-            if is_answer and len(ids) + len(words) <= most_tokens:
-                rows.append({"input_ids": ids + words, "loss_mask": [0] * len(ids) + [1] * len(words)})
-            ids = ids + words
+            words = re.findall(r" ?\w+|[^\w\s]|\s", text)
+            messages.append((message["role"], [known.setdefault(word, len(known)) % (vocab_size - 1) + 1 for word in words]))
+        found.append(messages)
+    return found
+
+
+def row_of(*parts):
+    """A row of (ids, whether they carry loss)."""
+    return {"input_ids": [token for ids, _ in parts for token in ids],
+            "loss_mask": [int(trained) for ids, trained in parts for _ in ids]}  # fmt: skip
+
+
+def turns_of(messages, most_tokens):
+    """A row for each assistant turn, with loss on that turn."""
+    history, rows = [], []
+    for role, ids in messages:
+        if role == "assistant" and len(history) + len(ids) <= most_tokens:
+            rows.append(row_of((history, False), (ids, True)))
+        history = history + ids
     return rows
+
+
+def conversation_turns(count, vocab_size, most_tokens):
+    """Rows of all turns of so many real conversations."""
+    return [row for messages in conversations(count, vocab_size) for row in turns_of(messages, most_tokens)]

@@ -136,6 +136,6 @@ def test_turns_of_a_conversation_extend_one_another():
 def test_every_script_is_described():
     text = (REPOSITORY / "bench/results/papers_2026-11-27.md").read_text()
     scripts = {path.name for path in (REPOSITORY / "bench/papers").glob("*.py") if "__main__" in path.read_text()}
-    others = {"packed_tokens.py", "peers.py", "predicted.py", "same_training.py"}
+    others = {"packed_tokens.py", "peers.py", "predicted.py", "real_workloads.py", "same_training.py"}
     assert scripts == others | {script.SCRIPT for script, *_ in SCRIPTS.values()}
     assert scripts <= set(re.findall(r"\w+\.py", text))

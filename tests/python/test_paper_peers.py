@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""bench/papers/peers.py and same_training.py on small models: they compare what they say, and stop where sides differ."""
+"""bench/papers/peers.py, same_training.py and real_workloads.py on small models: they compare what they say, and stop where sides
+differ."""
 
 import csv
 import json
@@ -13,7 +14,8 @@ from small_models import MODELS
 
 pytest.importorskip("transformers")
 sys.path.insert(0, str(REPOSITORY / "bench"))
-from papers import peers, same_training, workloads
+import espalier as package
+from papers import peers, real_workloads, same_training, workloads
 
 ART = """
 import types, torch
@@ -94,3 +96,24 @@ def test_curves_that_differ_in_a_digit_stop_the_run():
     curves = {("float64", side, 0): ([2.0, loss], {2: 1.5}) for side, loss in (("trees", 1.0), ("sequence packing", 1.00000002))}
     with pytest.raises(same_training.Failure, match=r"float64: loss 2: trees 1\.0, sequence packing 1\.00000002"):
         same_training.check_float64(curves)
+
+
+@pytest.mark.parametrize("kind", real_workloads.KINDS)
+def test_rows_of_a_kind_of_work(kind):
+    count, make = real_workloads.KINDS[kind]
+    rows = make(workloads.conversations(count, 4096))
+    assert all(len(row["input_ids"]) == len(row["loss_mask"]) and 0 < sum(row["loss_mask"]) for row in rows)
+    counts = package.build(rows).statistics()
+    assert counts["tree_tokens"] < counts["append_only_tokens"] <= counts["flat_tokens"]
+    merges = kind in ("turns of conversations", "turns of a compacted context", "preference pairs")
+    assert (counts["append_only_tokens"] < counts["flat_tokens"]) == merges
+
+
+def test_gains_of_a_kind_of_work(monkeypatch, tmp_path):
+    monkeypatch.setitem(workloads.SMALL, "qwen3", workloads.SMALL["qwen3"] | {"num_hidden_layers": 1, "hidden_size": 32})
+    kinds = ["turns of conversations", "whole conversations"]
+    assert real_workloads.main(["--quick", "--threads", "1", "-o", str(tmp_path), "--kinds", *kinds]) == 0
+    with open(tmp_path / "real_workloads.csv", newline="") as file:
+        turns, whole = csv.DictReader(file)
+    assert float(turns["bound"]) > 1.2 * float(turns["bound_over_merging"]) > 1
+    assert whole["bound"] == whole["bound_over_merging"] and whole["speed_up"] == whole["speed_up_over_merging"]
