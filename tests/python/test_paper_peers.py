@@ -76,7 +76,7 @@ def training(espalier, models, tmp_path):
     chats = [{"messages": [{"role": "system", "content": "Add."}, *turn(number, 1), *turn(number, 2)]} for number in range(6)]
     (tmp_path / "chats.jsonl").write_text("".join(json.dumps(chat) + "\n" for chat in chats))
     return ["--quick", "--threads", "1", "--model", str(tmp_path / "model"), "--chats", str(tmp_path / "chats.jsonl"), "--seeds", "2",
-            "--batch-size", "3", "--learning-rate", "0.01", "-o", str(tmp_path)]  # fmt: skip
+            "--batch-size", "3", "--learning-rate", "0.003", "-o", str(tmp_path)]  # fmt: skip
 
 
 def test_training_is_the_same(training, tmp_path, capsys):
@@ -90,6 +90,16 @@ def test_training_is_the_same(training, tmp_path, capsys):
     text = "".join(ElementTree.parse(tmp_path / "same_training.svg").getroot().itertext())
     assert "loss of held-out conversations" in text and rows[0]["commit"] in text
     assert "4 losses with equal digits" in capsys.readouterr().err
+
+
+def test_finished_runs_are_used_again(training, tmp_path, monkeypatch):
+    started, run, kept = [], same_training.espalier, ["--runs", str(tmp_path / "runs")]
+    monkeypatch.setattr(same_training, "espalier", lambda *words: (started.append(words[0]), run(*words)))
+    assert same_training.main([*training, *kept]) == 0 and started.count("train") == 6
+    (tmp_path / "runs/bfloat16-trees-1/command").unlink()  # as if it had been stopped
+    assert same_training.main([*training, *kept]) == 0 and started.count("train") == 7
+    same_training.main([*training, *kept, "--learning-rate", "0.002"])  # another run, whose files are not these
+    assert started.count("train") == 13
 
 
 def test_curves_that_differ_in_a_digit_stop_the_run():
