@@ -119,6 +119,7 @@ std::vector<TreePart> forest_parts(const Forest& forest, int64_t budget) {
 Csr<int64_t> trajectories_by_leaf(const Forest& forest) {
   const std::vector<int64_t> first = first_leaves(forest);
   std::vector<int64_t> leaf;
+  leaf.reserve(forest.end_node.size());
   for (const int64_t end : forest.end_node) leaf.push_back(first[end]);
   return grouped(leaf, forest.num_nodes());
 }
@@ -224,6 +225,7 @@ std::vector<std::vector<int64_t>> largest_differencing(std::span<const double> n
 std::vector<MicroBatch> pack_trees(const Forest& forest, int64_t budget) {
   const std::vector<TreePart> parts = forest_parts(forest, budget);
   std::vector<int64_t> sizes;
+  sizes.reserve(parts.size());
   for (const TreePart& part : parts) sizes.push_back(part.num_tokens);
   BatchBuilder builder(forest);
   return pack(forest, sizes, budget, [&](const std::vector<int64_t>& bin, MicroBatch* batch) {
@@ -248,6 +250,7 @@ std::vector<MicroBatch> pack_leaf_paths(const Forest& forest, int64_t budget) {
 
 std::vector<MicroBatch> pack_sequences(const Forest& forest, int64_t budget) {
   std::vector<int64_t> sizes;
+  sizes.reserve(forest.num_trajectories());
   for (int64_t r = 0; r < forest.num_trajectories(); ++r) sizes.push_back(forest.trajectory_size(r));
   const std::vector<int64_t> top = stretch_tops(forest);
   return pack(forest, sizes, budget, [&](const std::vector<int64_t>& bin, MicroBatch* batch) {
