@@ -72,6 +72,26 @@ std::vector<std::string> random_targets(Rng& rng, const ModelSpec& spec) {
   return {chosen.begin(), chosen.end()};
 }
 
+// Nothing before the head is trained, so router losses have no gradient.
+TEST(Lora, RouterLossesOfAnAdaptedHeadAlone) {
+  const Decoder base = tiny_decoder(tiny_config(Family::kQwen3Moe, kWords), 1);
+  const LoraOptions lora{.rank = 2, .alpha = 3, .targets = {std::string(kHeadModule)}};
+  const Adapter adapter = random_adapter(adapted_maps(base.config(), lora.targets), lora, 1);
+  const Decoder copy = cast_decoder(base, at::kDouble);
+  const Decoder adapted(copy.config(), copy.weights(), copy.buffers(), adapter);
+  Rng rng(test_seed(1), 0x10bb);
+  for (const double coefficient : {0.0, 0.1}) {
+    ObjectiveOptions objective{.router_aux_loss_coef = coefficient};
+    const Trajectories trajectories = random_rows_for(&objective, rng, Shape{}, kWords);
+    const Loss loss(trajectories, objective);
+    const Step step = make_step(trajectories, all_rows(trajectories), {.plan = {}, .objective = objective});
+    const Outcome outcome = tree_outcome(adapted, step, loss);
+    const Outcome reference = merged_outcome(base, adapter, adapter.scale, loss);
+    EXPECT_LE(loss_error(outcome, reference), kTolerance);
+    EXPECT_LE(gradient_error(outcome, reference), kTolerance);
+  }
+}
+
 TEST(Lora, RandomForestsEqualPerTrajectoryTrainingOfTheMergedModel) {
   double worst_loss = 0, worst_gradient = 0, worst_logprob = 0, least_wrong = 1;
   int64_t micro_batches = 0;

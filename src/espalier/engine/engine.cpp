@@ -209,8 +209,9 @@ class StepExecution {
       tensors.push_back(roots.logprobs);
       gradients.push_back(logprob_gradients(m, in_flight.batch, roots.logprobs));
     }
-    // Gradients of router losses are added in each layer, so backward must pass through all of them.
-    if (roots.hidden.defined()) {
+    // Gradients of router losses are added in each layer, so backward must pass through all that have trained
+    // weights.
+    if (roots.hidden.defined() && roots.hidden.requires_grad()) {
       tensors.push_back(roots.hidden);
       gradients.push_back(at::zeros_like(roots.hidden));
     }
