@@ -12,9 +12,11 @@ through them in float64. Two conversations are held out, and their loss is measu
 - bfloat16: runs with other seeds read conversations in another order. Trees and packing with one seed differ by rounding alone, which
   has to be less than what two seeds differ by, on average over all evaluations.
 
-It needs `make build` and `scripts/fetch_smollm2.py`, and takes an hour on two cores. With --runs, what was stopped goes on.
+It needs `make build` and `scripts/fetch_smollm2.py`, and takes an hour on two cores. With --runs, what was
+stopped goes on: runs of the same commit, flags and rows are used again.
 """
 
+import hashlib
 import itertools
 import json
 import shutil
@@ -24,6 +26,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from commit import commit
 from compare_transformers import CHATS, SMOLLM2, Failure, espalier
 from gpu_measure import say
 from papers import figure
@@ -64,12 +67,13 @@ def losses(args, files, dtype, side, seed, scratch):
     words = ["--model", args.model, "--data", training, "--eval-data", held_out, "--eval-every", args.eval_every, "--steps", args.steps,
              "--batch-size", args.batch_size, "--shuffle", "groups", "--seed", seed, "--dtype", dtype, "--learning-rate", args.learning_rate,
              "--strategy", SIDES[side], "--threads", args.threads, "--no-calibration", "--save-dtype", "bfloat16"]  # fmt: skip
-    command, finished = " ".join(map(str, words)), out / "command"
-    if not finished.exists() or finished.read_text() != command:
+    made_by = "\n".join([commit(), " ".join(map(str, words)), *(hashlib.sha256(file.read_bytes()).hexdigest() for file in files)])
+    finished = out / "made_by"
+    if not finished.exists() or finished.read_text() != made_by:
         shutil.rmtree(out, ignore_errors=True)
         espalier("train", *words, "--out", out)
         shutil.rmtree(out / "checkpoints")
-        finished.write_text(command)
+        finished.write_text(made_by)
     records = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
     say(
         f"{dtype}, {side}, seed {seed}: " + ", ".join(f"{record['eval_loss']:.4f}" for record in records if "eval_loss" in record)

@@ -29,8 +29,8 @@ class EngineConfig(Options):
             LM head still trains it. Without this flag it is trained like any other, because trajectories have no padding and
             the token may be a real one, such as the end of a turn.
         strategy: partition: cut trees into pieces and encode each token once; tree-packing: put whole trees into
-            micro-batches, and split trees over the budget, which repeats their prefixes; append-only: encode trajectories
-            that others extend with one of these, and share nothing else; sequence-packing: encode every trajectory
+            micro-batches, and split trees over the budget, which repeats their prefixes; append-only: encode a trajectory
+            that another one extends as a part of it, and share nothing else; sequence-packing: encode every trajectory
             separately; the last two are baselines; auto: use the one with the lowest predicted time.
         token_budget: Maximum tokens per micro-batch. 0: 4096, or the longest trajectory if that is longer; with
             `memory_budget`: no limit.

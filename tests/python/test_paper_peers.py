@@ -96,9 +96,11 @@ def test_finished_runs_are_used_again(training, tmp_path, monkeypatch):
     started, run, kept = [], same_training.espalier, ["--runs", str(tmp_path / "runs")]
     monkeypatch.setattr(same_training, "espalier", lambda *words: (started.append(words[0]), run(*words)))
     assert same_training.main([*training, *kept]) == 0 and started.count("train") == 6
-    (tmp_path / "runs/bfloat16-trees-1/command").unlink()  # as if it had been stopped
+    (tmp_path / "runs/bfloat16-trees-1/made_by").unlink()  # as if it had been stopped
     assert same_training.main([*training, *kept]) == 0 and started.count("train") == 7
-    same_training.main([*training, *kept, "--learning-rate", "0.002"])  # another run, whose files are not these
+    chats = tmp_path / "chats.jsonl"
+    chats.write_text(chats.read_text().replace(" and 1?", " plus 1?"))  # other rows, by the same command
+    same_training.main([*training, *kept])
     assert started.count("train") == 13
 
 

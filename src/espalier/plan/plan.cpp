@@ -45,7 +45,7 @@ void add_plan_options(PlanOptions* options, OptionList* list) {
   list->add("strategy", &options->strategy, kStrategies,
             "partition: cut trees into pieces and encode each token once; tree-packing: put whole "
             "trees into micro-batches, and split trees over the budget, which repeats their prefixes; "
-            "append-only: encode trajectories that others extend with one of these, and share nothing "
+            "append-only: encode a trajectory that another one extends as a part of it, and share nothing "
             "else; sequence-packing: encode every trajectory separately; the last two are baselines; "
             "auto: use the one with the lowest predicted time");
   list->add("token-budget", &options->token_budget,

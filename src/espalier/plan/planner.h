@@ -30,8 +30,8 @@ struct PlanPrice {
 PlanPrice price(const PlanCosts& costs, const Plan& plan);
 
 /// Plans the whole forest:
-///   tree-packing, sequence-packing and append-only (packing.h), partition (partition.h, merged the
-///   cheaper way), or auto: the cheapest of the first two and partition by predicted time.
+///   tree-packing, append-only and sequence-packing (packing.h), partition (partition.h, merged the
+///   cheaper way), or auto: the cheapest of all but append-only by predicted time.
 /// Activations are checkpointed as the options say, or (auto) as in the cheapest plan. Micro-batches hold at
 /// most token_budget tokens. Under a memory budget, make_plan searches for the largest token budget, at most
 /// the given one, with which the predicted peak fits. It tries about twenty per strategy, and returns the
