@@ -5,12 +5,10 @@
 #include <cmath>
 #include <ctime>
 #include <functional>
-#include <optional>
 
 #include "espalier/base/check.h"
 #include "espalier/base/median.h"
 #include "espalier/engine/engine.h"
-#include "espalier/measure/workloads.h"
 #include "espalier/model/model.h"
 #include "espalier/runtime/device.h"
 #include "espalier/tree/forest.h"
@@ -33,7 +31,6 @@ std::vector<double> ratios(const std::vector<double>& over, const std::vector<do
 
 // A side and the measurements of its rounds.
 struct MeasuredSide {
-  std::optional<Loss> loss;
   Step step;
   std::vector<double> seconds;
   StepResult result;  // of the last round; counts are equal in all rounds
@@ -43,10 +40,11 @@ struct MeasuredSide {
 
 class Rounds {
  public:
-  Rounds(const Decoder& decoder, const BenchmarkOptions& options) : decoder_(decoder), options_(options) {}
+  Rounds(const Decoder& decoder, const Loss& loss, const BenchmarkOptions& options)
+      : decoder_(decoder), loss_(loss), options_(options) {}
 
   StepResult run_step(const MeasuredSide& measured) const {
-    return forward_backward(decoder_, measured.step, *measured.loss);
+    return forward_backward(decoder_, measured.step, loss_);
   }
 
   void run(MeasuredSide* measured) const {
@@ -64,6 +62,7 @@ class Rounds {
 
  private:
   const Decoder& decoder_;
+  const Loss& loss_;
   const BenchmarkOptions& options_;
 };
 
@@ -77,22 +76,25 @@ int64_t resident_bytes(const Decoder& decoder) {
   return bytes;
 }
 
+bool merges(const BenchmarkSide& side) {
+  return side.plan.strategy == Strategy::kAppendOnly;
+}
+
 // The measurements that every side is compared with.
 struct Compared {
   const MeasuredSide& first;
   const MeasuredSide& last;
-  const MeasuredSide* merged;  // null if there is no merged side
+  const MeasuredSide* append_only;  // null if there is no such side
   int64_t flat_tokens;
   LossFlops flops;  // without trees
 };
 
 Compared compared(const Decoder& decoder, const std::vector<MeasuredSide>& measured,
                   const std::vector<BenchmarkSide>& sides, const Step& whole) {
-  const auto merged =
-      std::find_if(sides.begin(), sides.end(), [](const BenchmarkSide& side) { return side.merged; });
+  const auto merging = std::ranges::find_if(sides, merges);
   return {.first = measured.front(),
           .last = measured.back(),
-          .merged = merged == sides.end() ? nullptr : &measured[merged - sides.begin()],
+          .append_only = merging == sides.end() ? nullptr : &measured[merging - sides.begin()],
           .flat_tokens = whole.flat_tokens(),
           .flops = loss_flops(model_cost(decoder.config()), whole)};
 }
@@ -112,8 +114,9 @@ SideResult summarize(const Decoder& decoder, const MeasuredSide& measured, const
   side.relative_speed = median(ratios(with.first.seconds, measured.seconds));
   side.bound = with.flops.sequence_packing / plan_flops;
   side.share_of_bound = side.speedup / side.bound;
-  side.speedup_over_append_only =
-      with.merged == nullptr ? side.speedup : median(ratios(with.merged->seconds, measured.seconds));
+  side.speedup_over_append_only = with.append_only == nullptr
+                                      ? side.speedup
+                                      : median(ratios(with.append_only->seconds, measured.seconds));
   side.bound_over_append_only = with.flops.append_only / plan_flops;
   side.tflops_per_second = step_flops(model, measured.result.work).total() / side.seconds / 1e12;
   side.loss = measured.result.loss;
@@ -121,12 +124,6 @@ SideResult summarize(const Decoder& decoder, const MeasuredSide& measured, const
   side.peak_bytes = measured.peak_bytes;
   side.working_bytes = std::max<int64_t>(0, measured.peak_bytes - resident_bytes(decoder));
   return side;
-}
-
-// The objective of the merged side. Merged trajectories have only loss weights.
-ObjectiveOptions merged_objective(ObjectiveOptions objective) {
-  objective.kind = ObjectiveKind::kSft;
-  return objective;
 }
 
 }  // namespace
@@ -141,7 +138,9 @@ std::vector<BenchmarkSide> tree_and_packing_sides(const Forest& forest, Strategy
   const PlanOptions packing{Strategy::kSequencePacking, tree.plan.token_budget};
   const ForestStatistics statistics = forest_statistics(forest);
   if (statistics.append_only_tokens == statistics.flat_tokens) return {tree, {"sequence packing", packing}};
-  return {tree, {"append-only merging", packing, /*merged=*/true}, {"sequence packing", packing}};
+  return {tree,
+          {"append-only merging", {Strategy::kAppendOnly, packing.token_budget}},
+          {"sequence packing", packing}};
 }
 
 std::vector<BenchmarkSide> strategy_sides(const Forest& forest, double budget_fraction) {
@@ -157,9 +156,8 @@ std::vector<BenchmarkSide> strategy_sides(const Forest& forest, double budget_fr
           {"sequence packing", {Strategy::kSequencePacking, packing_budget}}};
 }
 
-const SideResult* BenchmarkResult::merged_side() const {
-  const auto found =
-      std::find_if(sides.begin(), sides.end(), [](const SideResult& result) { return result.side.merged; });
+const SideResult* BenchmarkResult::append_only() const {
+  const auto found = std::ranges::find_if(sides, merges, &SideResult::side);
   return found == sides.end() ? nullptr : &*found;
 }
 
@@ -168,19 +166,12 @@ BenchmarkResult benchmark(const Decoder& decoder, const Trajectories& trajectori
                           const BenchmarkProgress& progress) {
   ESPALIER_ASSERT(!sides.empty() && options.repeats > 0);
   const Forest forest = forest_of(trajectories, {});
-  const bool any_merged =
-      std::any_of(sides.begin(), sides.end(), [](const BenchmarkSide& side) { return side.merged; });
-  const Trajectories merged = any_merged ? merge_append_only(trajectories, forest) : Trajectories();
+  const Loss loss(trajectories, options.objective);
   std::vector<MeasuredSide> measured(sides.size());
   for (size_t s = 0; s < sides.size(); ++s) {
-    const bool is_merged = sides[s].merged;
-    const Trajectories& source = is_merged ? merged : trajectories;
-    const ObjectiveOptions objective = is_merged ? merged_objective(options.objective) : options.objective;
-    measured[s].loss.emplace(source, objective);
-    measured[s].step = make_step(source, {.plan = sides[s].plan, .objective = objective});
+    measured[s].step = make_step(trajectories, {.plan = sides[s].plan, .objective = options.objective});
   }
-  ESPALIER_ASSERT(!sides.front().merged);
-  Rounds rounds(decoder, options);
+  Rounds rounds(decoder, loss, options);
   for (int64_t i = 0; i < options.warmup; ++i) rounds.run(&measured.front());
   measured.front().seconds.clear();
   for (int64_t round = 0; round < options.repeats; ++round) {

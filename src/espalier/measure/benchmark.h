@@ -26,7 +26,6 @@ struct BenchmarkOptions {
 struct BenchmarkSide {
   std::string name;
   PlanOptions plan;
-  bool merged = false;  // the step after append-only merging (merge_append_only), with sft
 };
 
 /// Trees, cut by `strategy` if larger than the token budget (0: the tokens of the forest).
@@ -54,7 +53,7 @@ struct SideResult {
   double relative_speed = 0;  // seconds of the first side / seconds
   double bound = 0;           // FLOPs(flat) / FLOPs(this side's plan)
   double share_of_bound = 0;  // speedup / bound
-  // Over append-only merging: seconds of the merged side / seconds; `speedup` without such a side.
+  // Over append-only merging: seconds of its side / seconds; `speedup` without such a side.
   double speedup_over_append_only = 0;
   double bound_over_append_only = 0;  // FLOPs after append-only merging / FLOPs(this side's plan)
   double tflops_per_second = 0;
@@ -73,7 +72,7 @@ struct BenchmarkResult {
   int64_t append_only_tokens = 0;  // after append-only merging
   std::vector<SideResult> sides;   // in the requested order
 
-  const SideResult* merged_side() const;  // null if there is none
+  const SideResult* append_only() const;  // null if there is no such side
 };
 
 using BenchmarkProgress = std::function<void(const std::string& text)>;

@@ -5,8 +5,6 @@
 #include <cmath>
 #include <vector>
 
-#include "espalier/base/check.h"
-#include "espalier/data/builder.h"
 #include "espalier/tree/synth.h"
 
 namespace espalier {
@@ -49,27 +47,6 @@ Csr<int32_t> forest_of_ratio(int64_t tree_tokens, double ratio, int64_t vocab_si
   }
   synth.node_length = std::max<int64_t>(2, tree_tokens / nodes);
   return synthesize(synth);
-}
-
-Trajectories merge_append_only(const Trajectories& trajectories, const Forest& forest) {
-  ESPALIER_ASSERT(forest.num_trajectories() == trajectories.num_rows());
-  const std::vector<int64_t> first_leaf = first_leaves(forest);
-  std::vector<TrajectoryRow> row_of_leaf(forest.num_nodes());
-  for (int64_t row = 0; row < trajectories.num_rows(); ++row) {
-    const int64_t leaf = first_leaf[forest.end_node[row]];
-    TrajectoryRow& merged = row_of_leaf[leaf];
-    merged.loss_weights.resize(forest.position[leaf] + forest.node_size(leaf));
-    const auto tokens = trajectories.row(row);
-    if (forest.end_node[row] == leaf) merged.input_ids.assign(tokens.begin(), tokens.end());
-    for (int64_t t = 0; t < std::ssize(tokens); ++t) {
-      merged.loss_weights[t] += trajectories.loss_weights[trajectories.offsets[row] + t];
-    }
-  }
-  TrajectoriesBuilder builder;
-  for (const TrajectoryRow& row : row_of_leaf) {
-    if (!row.input_ids.empty()) builder.append(row);
-  }
-  return builder.finish();
 }
 
 }  // namespace espalier

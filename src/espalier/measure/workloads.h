@@ -1,12 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// Trajectories for benchmarks: random trees of a given sharing, append-only merging.
+// Trajectories for benchmarks: random trees of a given sharing.
 #pragma once
 
 #include <cstdint>
 
 #include "espalier/base/csr.h"
 #include "espalier/data/trajectories.h"
-#include "espalier/tree/forest.h"
 
 namespace espalier {
 
@@ -17,11 +16,5 @@ Trajectories with_loss(const Csr<int32_t>& sequences, double loss_rate);
 /// Otherwise three levels, like agent rollouts, as long as nodes have at least eight tokens on average, else
 /// a group: one prompt with many responses.
 Csr<int32_t> forest_of_ratio(int64_t tree_tokens, double ratio, int64_t vocab_size, uint64_t seed);
-
-/// The trajectories left after append-only merging (ForestStatistics), one per leaf of `forest`, the forest
-/// of all rows of `trajectories`. A trajectory that ends inside others is merged into the first of them in
-/// preorder: its loss weights are added there. So loss and gradients of sft are unchanged with shared targets
-/// `sum`, normalised by token or by a constant. Other columns are dropped.
-Trajectories merge_append_only(const Trajectories& trajectories, const Forest& forest);
 
 }  // namespace espalier

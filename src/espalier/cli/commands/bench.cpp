@@ -61,7 +61,7 @@ nlohmann::json tree_row(const BenchmarkResult& result) {
   row["tree_seconds"] = tree.seconds;
   row["tree_tflops_per_second"] = tree.tflops_per_second;
   if (result.sides.size() == 1) return row;
-  const SideResult* merging = result.merged_side();
+  const SideResult* merging = result.append_only();
   row["packing_seconds"] = packing.seconds;
   row["packing_tflops_per_second"] = packing.tflops_per_second;
   row["append_only_measured"] = merging != nullptr;
