@@ -3,14 +3,18 @@
 #pragma once
 
 #include <ATen/ATen.h>
+#include <gtest/gtest.h>
 
 #include <condition_variable>
 #include <cstdint>
 #include <exception>
 #include <functional>
+#include <map>
+#include <memory>
 #include <mutex>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "espalier/distributed/group.h"
@@ -54,12 +58,22 @@ class ThreadRanks {
       return meet_with(own, [](const std::vector<at::Tensor>& all) { return at::stack(all); });
     }
 
-    std::function<at::Tensor()> exchange(const at::Tensor& rows) const override {
-      const at::Tensor received = meet_with(rows, [this](std::vector<at::Tensor> all) {
-        for (at::Tensor& sent : all) sent = sent[rank_];
-        return at::stack(all);
+    std::function<at::Tensor()> exchange(const at::Tensor& rows, const std::vector<int64_t>& send,
+                                         const std::vector<int64_t>& receive) const override {
+      const at::Tensor counts = gather(at::tensor(send, at::kLong));  // of every sender
+      const at::Tensor received = meet_with(rows, [&](std::vector<at::Tensor> all) {
+        for (int64_t r = 0; r < size(); ++r) {
+          const int64_t count = counts[r][rank_].item<int64_t>();
+          EXPECT_EQ(count, receive[r]);
+          all[r] = all[r].narrow(0, counts[r].narrow(0, 0, rank_).sum().item<int64_t>(), count);
+        }
+        return at::cat(all);
       });
       return [received] { return received; };
+    }
+
+    std::unique_ptr<Group> split(int64_t ranks) const override {
+      return std::make_unique<Rank>(all_.ranks_from(rank_ / ranks * ranks, ranks), rank_ % ranks);
     }
 
    private:
@@ -95,6 +109,16 @@ class ThreadRanks {
     const std::lock_guard lock(mutex_);
     has_failed_ = true;
     changed_.notify_all();
+    for (const auto& [first, some] : some_) some->fail();
+  }
+
+  /// So many successive ranks, which all of them get.
+  ThreadRanks& ranks_from(int64_t first, int64_t count) {
+    const std::lock_guard lock(mutex_);
+    std::unique_ptr<ThreadRanks>& some = some_[{first, count}];
+    if (!some) some = std::make_unique<ThreadRanks>(count);
+    if (has_failed_) some->fail();
+    return *some;
   }
 
   int64_t size_;
@@ -103,6 +127,7 @@ class ThreadRanks {
   std::condition_variable changed_;
   int64_t here_ = 0, meetings_ = 0;
   bool has_failed_ = false;
+  std::map<std::pair<int64_t, int64_t>, std::unique_ptr<ThreadRanks>> some_;
 };
 
 }  // namespace espalier::testing

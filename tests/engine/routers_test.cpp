@@ -164,7 +164,7 @@ std::vector<at::Tensor> router_gradients(const Decoder& decoder, const Step& ste
       static_cast<int64_t>(batch.multiplicity.sum().item<double>()), decoder.device());
   decoder.zero_gradients();
   statistics->set_counting(true);
-  const at::Tensor hidden = forward(decoder, batch, {}, {.router_statistics = statistics}).hidden;
+  const at::Tensor hidden = forward(decoder, batch, {}, {.router_statistics = statistics}).last;
   torch::autograd::backward({hidden}, {at::zeros_like(hidden)});
   std::vector<at::Tensor> gradients;
   for (const at::Tensor& gradient : decoder.gradients()) {

@@ -8,6 +8,7 @@ list(APPEND core_test_sources
   ${CMAKE_CURRENT_LIST_DIR}/cost_model_file_test.cpp
   ${CMAKE_CURRENT_LIST_DIR}/cost_model_test.cpp
   ${CMAKE_CURRENT_LIST_DIR}/interrupt_test.cpp
+  ${CMAKE_CURRENT_LIST_DIR}/key_reads_test.cpp
   ${CMAKE_CURRENT_LIST_DIR}/largest_differencing_test.cpp
   ${CMAKE_CURRENT_LIST_DIR}/layer_cost_test.cpp
   ${CMAKE_CURRENT_LIST_DIR}/leaf_parts_test.cpp

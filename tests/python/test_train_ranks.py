@@ -100,6 +100,7 @@ def found(folder, inputs, followed, teacher):
     job = lambda name, ranks, out, *more, **other: {
         "name": name, "arguments": [["train", *flags(model, rows, folder / out, *more)]] * ranks, **other}
     long = ["--steps", 1_000_000]
+    together = ["--strategy", "partition", "--context-parallel", 2]
     teaches = ["--reference-model", teacher, "--kl-coef", 0.1]
     divided = lambda name, ranks, *more: {"name": name, "arguments": [commands(name, model, rows, *more)] * ranks}
     of_each = lambda out, files: [["train", *flags(model, file, folder / out, *long)] for file in files]
@@ -109,6 +110,11 @@ def found(folder, inputs, followed, teacher):
         job("two", 2, "two", "--steps", STEPS, *evaluates),
         job("again", 2, "again", "--steps", STEPS, *evaluates),
         job("four", 4, "four", "--steps", STEPS, *evaluates),
+        job("together", 2, "together", "--steps", STEPS, *together, *evaluates),
+        job("in pairs", 4, "in pairs", "--steps", STEPS, *together, *evaluates),
+        job("killed together", 2, "killed together", *long, *together, signal=[1, int(signal.SIGKILL), "step 3/"]),
+        job("three together", 3, "three together", "--steps", STEPS, *together),
+        {"name": "repeated together", "arguments": [["rerun", str(folder / "together"), "--out", str(folder / "repeated together")]] * 2},
         job("begun", 2, "resumed", "--steps", 2, *evaluates),
         job("resumed", 3, "resumed", "--steps", STEPS, "--resume", *evaluates),
         *(job(f"turn {turn}", ranks, "turns", "--steps", turn, "--resume") for turn, ranks in enumerate((1, 3, 2, 1), 1)),
@@ -130,7 +136,7 @@ def found(folder, inputs, followed, teacher):
     return outcomes(folder, jobs)
 
 
-@pytest.mark.parametrize("name", ["two", "four", "resumed"])
+@pytest.mark.parametrize("name", ["two", "four", "resumed", "together", "in pairs"])
 def test_any_number_of_ranks_gives_the_run_of_one_process(found, folder, one, name):
     statuses, outputs = found[name]
     assert set(statuses) == {0}, outputs
@@ -209,6 +215,28 @@ def test_a_lost_rank_ends_all_and_leaves_the_newest_checkpoint(found, folder):
     assert statuses == [1, -signal.SIGKILL]
     assert "a rank is lost" in outputs[0] and "continue with --resume" in outputs[0], outputs
     assert list((folder / "killed/checkpoints").glob("step_*"))
+
+
+def test_ranks_that_compute_micro_batches_together(found, folder):
+    """Repeated they give the same bits; one that is lost, while another waits for its keys, ends all."""
+    assert found["repeated together"][0] == [0, 0], found["repeated together"]
+    for file in (folder / f"together/checkpoints/step_{STEPS}").glob("*.safetensors"):
+        assert file.read_bytes() == (folder / f"repeated together/checkpoints/step_{STEPS}" / file.name).read_bytes()
+    assert "context-parallel = 2" in (folder / "together/config.toml").read_text()
+    statuses, outputs = found["killed together"]
+    assert statuses == [1, -signal.SIGKILL]
+    assert "a rank is lost" in outputs[0] and "continue with --resume" in outputs[0], outputs
+    statuses, outputs = found["three together"]
+    assert statuses == [1, 1, 1]
+    for output in outputs:
+        assert "expected a divisor of the number of processes, received 3 of them" in output, outputs
+
+
+def test_models_with_recurrent_layers_are_not_divided(espalier, folder):
+    model = init_model(espalier, folder / "recurrent", "qwen3_next")
+    failed = espalier("train", *flags(model, write_rows(folder / "few.jsonl", rows_with_loss(7)), folder / "refused", "--dry-run",
+                                      "--context-parallel", 2), check=False)  # fmt: skip
+    assert failed.returncode == 1 and "expected a model whose layers are attention, received one with recurrent layers" in failed.stderr
 
 
 def test_the_message_of_the_first_rank_that_fails_is_on_every_rank(found):

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 list(APPEND torch_test_sources
+  ${CMAKE_CURRENT_LIST_DIR}/optimizer/context_parallel_test.cpp
   ${CMAKE_CURRENT_LIST_DIR}/optimizer/grad_norms_test.cpp
   ${CMAKE_CURRENT_LIST_DIR}/optimizer/optimizer_test.cpp
   ${CMAKE_CURRENT_LIST_DIR}/optimizer/parts_test.cpp

@@ -120,8 +120,9 @@ class Misplacing : public Group {
   int64_t rank() const override { return ranks_.rank(); }
   int64_t size() const override { return ranks_.size(); }
   at::Tensor gather(const at::Tensor& own) const override { return ranks_.gather(own); }
-  std::function<at::Tensor()> exchange(const at::Tensor& rows) const override {
-    return [received = ranks_.exchange(rows)] { return received().flip(-1); };
+  std::function<at::Tensor()> exchange(const at::Tensor& rows, const std::vector<int64_t>& send,
+                                       const std::vector<int64_t>& receive) const override {
+    return [received = ranks_.exchange(rows, send, receive)] { return received().flip(-1); };
   }
 
  private:

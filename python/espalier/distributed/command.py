@@ -35,7 +35,8 @@ def main(arguments: Sequence[str], version: str) -> NoReturn:
     try:
         if arguments[0] == "rerun":
             arguments = train_arguments(arguments[1:], version, dist.get_world_size())
-        status = native.run_on_rank(list(arguments), dist.group.WORLD.group_name, version)  # type: ignore[union-attr]
+        world = dist.group.WORLD.group_name  # type: ignore[union-attr]
+        status = native.run_on_rank(list(arguments), world, version, _split_ranks)
     except BaseException as error:
         _fail(alarm, error)
     alarm.stop()
@@ -53,6 +54,12 @@ class RunAlarm(Alarm):
     def is_stuck(self) -> bool:
         waits: bool = native.waits_for_ranks()
         return waits
+
+
+def _split_ranks(ranks: int) -> str:
+    """The name of the group of this rank, of groups of so many successive ranks."""
+    name: str = dist.new_subgroups(ranks)[0].group_name
+    return name
 
 
 def _with_resume(arguments: Sequence[str]) -> list[str]:

@@ -39,8 +39,8 @@ int run(const std::vector<std::string>& arguments, const Group& group, const std
 }  // namespace
 
 int run_on_rank(const std::vector<std::string>& arguments, const std::string& process_group,
-                const std::string& version) {
-  const std::unique_ptr<Group> group = espalier::process_group(process_group);
+                const std::string& version, const std::function<std::string(int64_t ranks)>& split_ranks) {
+  const std::unique_ptr<Group> group = espalier::process_group(process_group, split_ranks);
   if (!group->is_first()) silence_output();
   prepare_process();
   count_tensor_memory();

@@ -8,6 +8,7 @@
 #include <deque>
 #include <exception>
 #include <functional>
+#include <memory>
 #include <optional>
 #include <string>
 #include <utility>
@@ -43,9 +44,19 @@ class Group {
   /// [N, ...]: what every rank gives, by rank. The ranks have the same shapes.
   virtual at::Tensor gather(const at::Tensor& own) const;
 
-  /// Starts to send row r of `rows` [N, ...] to rank r, for every r. The result waits, and gives the rows
-  /// that the ranks have sent to this one, by rank.
-  virtual std::function<at::Tensor()> exchange(const at::Tensor& rows) const;
+  /// Starts to send send[r] rows of `rows` [N, ...] to rank r, for every r, in their order. The result waits,
+  /// and gives the receive[r] rows that every rank r has sent to this one, by rank.
+  virtual std::function<at::Tensor()> exchange(const at::Tensor& rows, const std::vector<int64_t>& send,
+                                               const std::vector<int64_t>& receive) const;
+
+  /// Likewise, one row for every rank.
+  std::function<at::Tensor()> exchange(const at::Tensor& rows) const {
+    const std::vector<int64_t> one(size(), 1);
+    return exchange(rows, one, one);
+  }
+
+  /// The groups of `ranks` successive ranks, a divisor of size(): that of this rank.
+  virtual std::unique_ptr<Group> split(int64_t ranks) const;
 
   /// The bytes of every rank, by rank.
   std::vector<std::string> gather(const std::string& bytes) const;

@@ -9,6 +9,7 @@
 #include <chrono>
 #include <cstring>
 #include <mutex>
+#include <numeric>
 #include <thread>
 #include <utility>
 
@@ -66,7 +67,8 @@ void wait(const c10::intrusive_ptr<c10d::Work>& work, at::Device device) {
 
 class ProcessGroup : public Group {
  public:
-  explicit ProcessGroup(c10::intrusive_ptr<c10d::ProcessGroup> group) : group_(std::move(group)) {}
+  ProcessGroup(c10::intrusive_ptr<c10d::ProcessGroup> group, SplitRanks split)
+      : group_(std::move(group)), split_(std::move(split)) {}
 
   int64_t rank() const override { return group_->getRank(); }
   int64_t size() const override { return group_->getSize(); }
@@ -79,14 +81,22 @@ class ProcessGroup : public Group {
     return all.view(shape);
   }
 
-  std::function<at::Tensor()> exchange(const at::Tensor& rows) const override {
-    at::Tensor received = at::empty_like(rows), sent = rows;
-    std::vector<int64_t> equal;
-    const auto work = start([&] { return group_->alltoall_base(received, sent, equal, equal); });
+  std::function<at::Tensor()> exchange(const at::Tensor& rows, const std::vector<int64_t>& send,
+                                       const std::vector<int64_t>& receive) const override {
+    std::vector<int64_t> shape = rows.sizes().vec(), input = send, output = receive;
+    shape[0] = std::accumulate(receive.begin(), receive.end(), int64_t{0});
+    at::Tensor received = at::empty(shape, rows.options()), sent = rows;
+    const auto work = start([&] { return group_->alltoall_base(received, sent, output, input); });
     return [work, sent, received] {
       wait(work, received.device());
       return received;
     };
+  }
+
+  std::unique_ptr<Group> split(int64_t ranks) const override {
+    ESPALIER_ASSERT(split_);
+    throw_failure();
+    return process_group(split_(ranks));
   }
 
  private:
@@ -102,13 +112,14 @@ class ProcessGroup : public Group {
   }
 
   c10::intrusive_ptr<c10d::ProcessGroup> group_;
+  SplitRanks split_;
 };
 
 }  // namespace
 
-std::unique_ptr<Group> process_group(const std::string& name) {
+std::unique_ptr<Group> process_group(const std::string& name, SplitRanks split) {
   try {
-    return std::make_unique<ProcessGroup>(c10d::resolve_process_group(name));
+    return std::make_unique<ProcessGroup>(c10d::resolve_process_group(name), std::move(split));
   } catch (const c10::Error& error) {
     throw InputError(fmt::format("process_group: expected one of torch.distributed, received `{}`: {}", name,
                                  error.what_without_backtrace()));

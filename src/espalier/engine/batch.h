@@ -19,6 +19,8 @@
 
 namespace espalier {
 
+class BatchPart;  // part.h
+
 /// One micro-batch: T tokens, R rows that reach the LM head, E edges, M terms. An edge belongs to the
 /// micro-batch of its source: the last token before a cut predicts the first one after it. Tensors are on the
 /// host until to_device.
@@ -45,6 +47,7 @@ struct Batch {
   std::shared_ptr<const NodeStructure> nodes;  // the runs of the micro-batch, on the host
   at::Tensor routes, multiplicity;             // see RouterContext; undefined unless set by set_router_inputs
   std::shared_ptr<const accumulating::RowAdapters> adapters;  // null unless the step has them
+  std::shared_ptr<const BatchPart> part;                      // null unless ranks divide the micro-batch
 
   int64_t num_tokens() const { return input_ids.size(0); }
   int64_t num_logit_rows() const { return logit_rows.size(0); }

@@ -14,6 +14,7 @@
 #include "espalier/base/check.h"
 #include "espalier/engine/logprob_pass.h"
 #include "espalier/engine/order.h"
+#include "espalier/engine/part.h"
 #include "espalier/engine/step_sums.h"
 #include "espalier/engine/unit_loss.h"
 #include "espalier/model/gradient_accumulation.h"
@@ -39,7 +40,7 @@ struct BackwardRoots {
   // Undefined without terms. `loss`: of token scope and entropies. `logprobs` [E]: their gradients come from
   // a loss of wider scope.
   at::Tensor loss, logprobs;
-  at::Tensor hidden;                  // ForwardResult::hidden
+  at::Tensor last;                    // ForwardResult::last
   std::vector<LayerContext> context;  // empty without readers
 };
 
@@ -141,7 +142,15 @@ class StepExecution {
   }
 
   Work work_of(int64_t m, const Batch& batch, int64_t logit_rows) const {
-    return {batch.num_tokens(), step_.plan.micro_batches[m].num_pairs, logit_rows, window_pairs_[m]};
+    Work work{batch.num_tokens(), step_.plan.micro_batches[m].num_pairs, logit_rows, window_pairs_[m]};
+    if (!batch.part) return work;
+    // Ranks add up what each has. The first one counts the pairs.
+    if (batch.part->is_stand_in()) work.tokens = 0;
+    if (batch.num_terms() == 0) work.logit_rows = 0;
+    if (step_.context_group->is_first()) return work;
+    work.pairs = 0;
+    std::ranges::fill(work.window_pairs, 0);
+    return work;
   }
 
   InFlightMicroBatch run_forward(int64_t m) {
@@ -164,7 +173,7 @@ class StepExecution {
 
   BackwardRoots forward_with_grad(int64_t m, const Batch& batch) {
     const bool checkpoint_layers = step_.plan.options.checkpoint_activations == CheckpointActivations::kLayer;
-    const bool head = batch.num_terms() > 0;
+    const bool head = batch.num_logit_rows() > 0;
     ForwardResult forwarded = forward(model_, batch, ancestors(batch),
                                       {.keep_context = with_readers_[m],
                                        .checkpoint_layers = checkpoint_layers,
@@ -175,7 +184,7 @@ class StepExecution {
     const Work work = work_of(m, batch, batch.num_logit_rows());
     counts_.work += work;
     if (checkpoint_layers) counts_.recomputed += work;
-    BackwardRoots roots{{}, {}, std::move(forwarded.hidden), std::move(forwarded.context)};
+    BackwardRoots roots{{}, {}, std::move(forwarded.last), std::move(forwarded.context)};
     if (!head) return roots;
     RECORD_USER_SCOPE("objective");
     counts_.terms += batch.num_terms();
@@ -209,11 +218,11 @@ class StepExecution {
       tensors.push_back(roots.logprobs);
       gradients.push_back(logprob_gradients(m, in_flight.batch, roots.logprobs));
     }
-    // Gradients of router losses are added in each layer, so backward must pass through all that have trained
-    // weights.
-    if (roots.hidden.defined() && roots.hidden.requires_grad()) {
-      tensors.push_back(roots.hidden);
-      gradients.push_back(at::zeros_like(roots.hidden));
+    // Gradients of router losses are added in each layer, and those of keys on other ranks come back there,
+    // so backward must pass through all that have trained weights.
+    if (roots.last.defined() && roots.last.requires_grad()) {
+      tensors.push_back(roots.last);
+      gradients.push_back(at::zeros_like(roots.last));
     }
     // Drop references, so that backward frees tensors as it proceeds.
     in_flight.frame.reset();

@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "espalier/base/check.h"
+#include "espalier/engine/part.h"
 #include "espalier/ops/attention/tree_attention.h"
 #include "espalier/runtime/device.h"
 
@@ -115,19 +116,23 @@ TreeSequence::TreeSequence(const Batch& batch, std::span<ContextFrame* const> an
       nodes_(batch.nodes),
       ancestors_(ancestors.begin(), ancestors.end()),
       routers_{batch.routes, batch.multiplicity, std::move(statistics), record},
-      adapters_(batch.adapters) {
+      adapters_(batch.adapters),
+      part_(batch.part) {
   ESPALIER_ASSERT(ancestors.size() == batch.ancestors.size());
 }
 
-at::Tensor TreeSequence::attention(int64_t layer, const at::Tensor& q, const at::Tensor& k,
-                                   const at::Tensor& v, const AttentionOptions& options) const {
+at::Tensor TreeSequence::attention(int64_t layer, const at::Tensor& q, const at::Tensor& own_k,
+                                   const at::Tensor& own_v, const AttentionOptions& options) const {
+  at::Tensor k = own_k, v = own_v;
   AttentionContext context;
   for (ContextFrame* frame : ancestors_) {
     const LayerContext& leaves = frame->leaves(layer);
     context.k.push_back(leaves[0]);
     context.v.push_back(leaves[1]);
   }
-  if (!ancestors_.empty()) {
+  if (part_) {
+    part_->receive(options.sliding_window, &k, &v, &context);
+  } else if (!ancestors_.empty()) {
     context.blocks = context_blocks_;
     context.positions = context_positions_;
   }
@@ -263,8 +268,10 @@ ForwardResult forward(const Model& model, const Batch& batch, std::span<ContextF
     if (options.keep_context) result.context.emplace_back(outputs.begin() + 1, outputs.end());
   }
   if (has_router_losses(options)) {
-    result.hidden = hidden;
+    result.last = hidden;
     if (batch.num_logit_rows() < batch.num_tokens()) hidden = hidden.index_select(0, batch.logit_rows);
+  } else if (batch.part) {
+    result.last = options.head ? hidden : result.context.back().front();
   }
   if (options.head) run_head(model, hidden, batch, options.entropies, &result);
   return result;

@@ -67,6 +67,7 @@ class TreeSequence : public SequenceOps {
   std::vector<ContextFrame*> ancestors_;
   RouterContext routers_;
   std::shared_ptr<const accumulating::RowAdapters> adapters_;
+  std::shared_ptr<const BatchPart> part_;
 };
 
 /// Whether entropies are computed, and whether they are in the graph.
@@ -84,9 +85,10 @@ struct ForwardOptions {
 };
 
 struct ForwardResult {
-  at::Tensor logprobs;                // [E] of the batch's edges, float32 (float64 for float64 models)
-  at::Tensor entropy;                 // likewise, if requested
-  at::Tensor hidden;                  // [T, hidden_size] of the last layer, if routers have losses
+  at::Tensor logprobs;  // [E] of the batch's edges, float32 (float64 for float64 models)
+  at::Tensor entropy;   // likewise, if requested
+  at::Tensor last;      // what the last layer gives, if routers have losses (hidden states of all
+                        // tokens) or the batch is a part (without the LM head: keys)
   std::vector<LayerContext> context;  // by layer, in the graph; empty unless kept
 };
 

@@ -67,7 +67,7 @@ void for_each_logprobs(const LogprobPass& pass, const Visit& visit, const Entere
     const Batch batch = batch_for(pass.model, pass.step, m, pass.loss);
     std::vector<ContextFrame*> ancestors;
     for (const int64_t ancestor : batch.ancestors) ancestors.push_back(frames[ancestor].get());
-    const bool head = batch.num_terms() > 0;
+    const bool head = batch.num_logit_rows() > 0;
     const ForwardResult forwarded = forward(pass.model, batch, ancestors,
                                             {.keep_context = with_readers[m],
                                              .head = head,

@@ -61,6 +61,23 @@ std::string digest_of(const Step& whole, const std::vector<std::vector<int64_t>>
   return hasher.digits();
 }
 
+/// Divides the micro-batches of the step over the ranks of options.context_group.
+void divide_micro_batches(const StepOptions& options, Step* step) {
+  step->context_group = options.context_group;
+  const TimeModel time = options.costs == nullptr ? common_costs().time : options.costs->time;
+  const double pair = pair_cost(time);
+  Hasher hasher;
+  for (const MicroBatch& micro_batch : step->plan.micro_batches) {
+    const Layout layout = make_micro_batch_layout(step->forest, micro_batch);
+    const TokenDivision& division = step->divisions.emplace_back(layout, options.context_group->size(), pair);
+    hasher.add_values(std::span<const int32_t>(layout.input_ids));
+    for (const TokenPart& part : division.parts()) {
+      hasher.add_values(std::span<const int64_t>({micro_batch.parent, part.begin, part.rank}));
+    }
+  }
+  step->divisions_digest = hasher.digits();
+}
+
 }  // namespace
 
 std::vector<std::vector<int64_t>> divide_step(const Step& step, const Loss& loss, const StepOptions& options,
@@ -109,13 +126,16 @@ Step share_of(const Step& whole, const std::vector<int64_t>& trajectories, const
 
 Step make_share(const Loss& loss, std::vector<int64_t> rows, const StepOptions& options, const Group& group) {
   Step step = unplanned_step(loss.trajectories(), std::move(rows), options);
+  const int64_t together = options.context_group == nullptr ? 1 : options.context_group->size();
   if (group.size() > 1) {
-    const std::vector<std::vector<int64_t>> shares = divide_step(step, loss, options, group.size());
+    const std::vector<std::vector<int64_t>> shares =
+        divide_step(step, loss, options, group.size() / together);
     step.whole.is_divided = true;
     step.whole.digest = digest_of(step, shares);
-    step = share_of(step, shares[group.rank()], loss, options);
+    step = share_of(step, shares[group.rank() / together], loss, options);
   }
   plan_step(options, &step);
+  if (together > 1) divide_micro_batches(options, &step);
   return step;
 }
 

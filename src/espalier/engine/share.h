@@ -24,7 +24,8 @@ Step share_of(const Step& whole, const std::vector<int64_t>& trajectories, const
               const StepOptions& options);
 
 /// What make_step makes of the rows of all ranks, the share of this rank alone: the whole step for one
-/// process. Talks to nobody: all ranks divide the step in the same way.
+/// process. The ranks of options.context_group, successive ones of `group`, have the same share, and divide
+/// its micro-batches. Talks to nobody: all ranks divide the step in the same way.
 Step make_share(const Loss& loss, std::vector<int64_t> rows, const StepOptions& options, const Group& group);
 
 }  // namespace espalier

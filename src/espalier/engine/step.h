@@ -14,9 +14,12 @@
 #include "espalier/objective/options.h"
 #include "espalier/objective/terms.h"
 #include "espalier/plan/context.h"
+#include "espalier/plan/division.h"
 #include "espalier/plan/planner.h"
 
 namespace espalier {
+
+class Group;
 
 namespace accumulating {
 struct AdapterMaps;  // model/row_adapters.h
@@ -42,6 +45,12 @@ struct Step {
   };
   Whole whole;
 
+  /// The ranks that compute every micro-batch together, each a part of its tokens (share.h); null: this
+  /// process alone.
+  const Group* context_group = nullptr;
+  std::vector<TokenDivision> divisions{};  // by micro-batch; empty without a group
+  std::string divisions_digest{};          // of the plan and its divisions
+
   int64_t flat_tokens() const { return forest.flat_tokens(); }
 };
 
@@ -62,6 +71,7 @@ struct StepOptions {
   std::span<const MixSource> mix{};
   /// By row of the data: an adapter of its own. Rows of different ones share nothing. Empty: none.
   std::span<const std::shared_ptr<const accumulating::AdapterMaps>> adapters{};
+  const Group* context_group = nullptr;  // make_share: as Step::context_group
 };
 
 /// Builds forest, plan and terms of the given rows. Tokens with different recorded routes are not shared.

@@ -7,6 +7,7 @@
 
 #include <numeric>
 
+#include "espalier/distributed/group.h"
 #include "espalier/runtime/device.h"
 
 namespace espalier {
@@ -43,6 +44,7 @@ TermTensors all_terms_of(const Step& step, const Loss& loss, at::Device device) 
 UnitLoss::UnitLoss(const Step& step, const Loss& loss, at::Device device)
     : step_(step),
       loss_(loss),
+      group_(step.context_group == nullptr ? alone() : *step.context_group),
       device_(device),
       units_(loss_units(step, loss)),
       needs_logprob_pass_(espalier::needs_logprob_pass(step, units_)),
@@ -78,6 +80,7 @@ int64_t UnitLoss::part_of_unit(int64_t unit) const {
 
 int64_t UnitLoss::num_units(int64_t part) const {
   int64_t count = 0;
+  if (!group_.is_first()) return count;
   for (size_t unit = 0; unit < units_.trajectories.size(); ++unit) {
     count += !units_.micro_batches_of_unit[unit].empty() && part_of_unit(static_cast<int64_t>(unit)) == part;
   }
@@ -93,6 +96,7 @@ std::vector<UnitLoss::PartValue> UnitLoss::evaluate_units(const std::vector<int6
   for (int64_t part = 0; part < loss_.num_parts(); ++part) {
     if (!due[part].empty()) values.push_back({part, evaluate_part(part, due[part])});
   }
+  if (!group_.is_first()) values.clear();
   return values;
 }
 
@@ -116,8 +120,10 @@ ObjectiveValue UnitLoss::evaluate_part(int64_t part, const std::vector<int64_t>&
   const TermUnits term_units{uploaded[1], uploaded[2], static_cast<int64_t>(group_of_trajectory.size()),
                              static_cast<int64_t>(units.size())};
   const TermTensors terms = loss_.terms_of_part(part, terms_, index);
+  const at::Tensor values = logprobs_.index_select(0, index).detach();
+  group_.add_up({values});  // a term is on one rank
   const at::AutoGradMode with_graph(true);
-  const at::Tensor logprobs = logprobs_.index_select(0, index).detach().requires_grad_();
+  const at::Tensor logprobs = values.detach().requires_grad_();
   ObjectiveValue value = loss_.part(part).objective().value(logprobs, terms, term_units);
   const std::vector<at::Tensor> gradient = torch::autograd::grad({value.loss}, {logprobs});
   gradients_.index_copy_(0, index, gradient.front());

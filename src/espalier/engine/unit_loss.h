@@ -34,7 +34,8 @@ class UnitLoss {
     int64_t part;
     ObjectiveValue value;
   };
-  /// Evaluates the units with terms in micro-batch `m` that have not been evaluated yet.
+  /// Evaluates the units with terms in micro-batch `m` that have not been evaluated yet. The ranks of
+  /// Step::context_group evaluate them together, and the first has their values.
   std::vector<PartValue> evaluate(int64_t m);
   /// Evaluates all units that have not been evaluated yet. All log-probabilities must have been added.
   std::vector<PartValue> evaluate_all();
@@ -43,7 +44,7 @@ class UnitLoss {
   /// units have been evaluated.
   at::Tensor gradients(const Batch& batch) const;
 
-  /// The number of units with terms of a part of the loss.
+  /// The number of units with terms of a part of the loss, of which this rank has the values.
   int64_t num_units(int64_t part) const;
 
  private:
@@ -54,6 +55,7 @@ class UnitLoss {
 
   const Step& step_;
   const Loss& loss_;
+  const Group& group_;
   at::Device device_;
   LossUnits units_;
   bool needs_logprob_pass_;

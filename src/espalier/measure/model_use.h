@@ -26,6 +26,7 @@ struct ModelUse {
   std::vector<MixSource> mix{};       // if not empty, used in place of the objective
   std::optional<LoraOptions> lora{};  // adapters trained in place of the weights
   int64_t ref_topk = 0;               // Trajectories::ref_topk
+  int64_t context_parallel = 1;       // MemoryModel::context_parallel
 
   /// The cost of the model including adapters.
   ModelCost cost() const;

@@ -30,6 +30,7 @@ MemoryModel memory_of(const ModelUse& use) {
   }
   MemoryModel memory = largest(models);
   memory.optimizer_bytes_per_parameter = use.optimizer_bytes;
+  memory.context_parallel = use.context_parallel;
   return memory;
 }
 

@@ -12,6 +12,24 @@ double real(int64_t count) {
   return static_cast<double>(count);
 }
 
+// What a rank has of a micro-batch.
+Load part_of(const MemoryModel& model, Load load) {
+  for (int64_t* count : {&load.tokens, &load.logit_rows, &load.terms}) {
+    *count = (*count + model.context_parallel - 1) / model.context_parallel;
+  }
+  return load;
+}
+
+// Bytes that a rank receives, at most: the keys and values of the other ranks, where each has so many tokens.
+// Those of a layer are kept for its backward pass unless the layer is recomputed.
+double received_bytes(const MemoryModel& model, int64_t tokens) {
+  int64_t width = model.cost.context_per_token();
+  if (model.checkpoint_activations == CheckpointActivations::kLayer) {
+    width = std::ranges::max(model.cost.layers, {}, &LayerCost::context_per_token).context_per_token;
+  }
+  return real((model.context_parallel - 1) * tokens) * real(width * model.element_bytes);
+}
+
 double bytes_of(const MemoryModel& model, const KeptPerToken& kept) {
   return real(kept.elements * model.element_bytes + kept.statistics * model.sum_bytes);
 }
@@ -36,7 +54,8 @@ double context_gradient_bytes(const MemoryModel& model, const Load& load) {
          real(model.sum_bytes);
 }
 
-double largest_context_gradient_bytes(const MemoryModel& model, const Load& load) {
+double largest_context_gradient_bytes(const MemoryModel& model, const Load& whole) {
+  const Load load = part_of(model, whole);
   double most = 0;
   for (const LayerCost& layer : model.cost.layers) {
     most = std::max(most, real(load.tokens) * real(layer.context_per_token) +
@@ -91,7 +110,8 @@ double graph_bytes(const MemoryModel& model, const Load& load) {
   double layers = 0;
   for (size_t i = 0; i < model.cost.layers.size(); ++i) layers += kept_layer_bytes(model, load, i);
   return real(load.tokens) * outer_bytes(model) + layers + real(load.logit_rows) * logit_row_bytes(model) +
-         real(load.terms * (model.term_batch_bytes + model.term_graph_bytes));
+         real(load.terms * (model.term_batch_bytes + model.term_graph_bytes)) +
+         received_bytes(model, load.tokens);
 }
 
 // Memory for the gradients of weights. Gradients are accumulated into their sums in place, so they take no
@@ -198,7 +218,8 @@ double resident_bytes(const MemoryModel& model) {
          model.cost.adapter_weights() * real(model.sum_bytes) + gradient_sum_bytes(model) + trained;
 }
 
-double held_bytes(const MemoryModel& model, const Load& load) {
+double held_bytes(const MemoryModel& model, const Load& whole) {
+  const Load load = part_of(model, whole);
   double kept = graph_bytes(model, load);
   if (model.checkpoint_activations == CheckpointActivations::kPiece) {
     kept = real(load.tokens) * kIndexBytesPerToken + context_bytes(model, load) +
@@ -207,7 +228,8 @@ double held_bytes(const MemoryModel& model, const Load& load) {
   return kept + context_gradient_bytes(model, load);
 }
 
-double running_bytes(const MemoryModel& model, const Load& load, bool has_sums) {
+double running_bytes(const MemoryModel& model, const Load& whole, bool has_sums) {
+  const Load load = part_of(model, whole);
   const WeightGradientBytes gradients(model, load, has_sums);
   const bool keeps_context =
       model.checkpoint_activations == CheckpointActivations::kPiece && load.has_readers();
@@ -238,6 +260,7 @@ std::vector<double> peak_bytes(const MemoryModel& model, std::span<const Load> l
   // The largest layer's context gradients of each micro-batch and its ancestors. A layer's backward pass
   // allocates them for the whole context, even if it reads only a part.
   std::vector<double> gradients(loads.size());
+  std::vector<double> received(loads.size());  // of what other ranks have of the context
   std::vector<double> peaks(loads.size());
   bool has_sums = false;  // in the first backward pass of a step, its gradients become the sums
   for (size_t m = 0; m < loads.size(); ++m) {
@@ -246,7 +269,10 @@ std::vector<double> peak_bytes(const MemoryModel& model, std::span<const Load> l
     held[m] = above + held_bytes(model, loads[m]);
     gradients[m] = gradients_above + largest_context_gradient_bytes(model, loads[m]);
     const bool is_first = !has_sums && loads[m].tokens > 0 && !loads[m].has_readers();
-    peaks[m] = resident + above + gradients_above + running_bytes(model, loads[m], !is_first);
+    const double received_above = loads[m].parent < 0 ? 0 : received[loads[m].parent];
+    received[m] = received_above + received_bytes(model, part_of(model, loads[m]).tokens);
+    peaks[m] =
+        resident + above + gradients_above + received_above + running_bytes(model, loads[m], !is_first);
     if (!is_first) continue;
     peaks[m] -= gradient_sum_bytes(model);
     has_sums = true;

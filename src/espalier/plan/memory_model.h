@@ -29,6 +29,7 @@ struct MemoryModel {
   // Per element of the LM head: bytes of its gradient before it is added to the sum, and of the upcast head,
   // if the head is upcast before it is multiplied (entropies).
   int64_t head_gradient_bytes = 0, head_upcast_bytes = 0;
+  int64_t context_parallel = 1;   // ranks that compute every micro-batch together, each an equal part
   bool whole_last_layer = false;  // the last layer's MLP works on all tokens, not on logit rows only
   CheckpointActivations checkpoint_activations = CheckpointActivations::kNone;  // set from the plan
 };

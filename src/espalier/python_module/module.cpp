@@ -3,6 +3,7 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/filesystem.h>
+#include <nanobind/stl/function.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
@@ -191,9 +192,11 @@ NB_MODULE(_engine, module) {
       "the masked form there.");
   module.def(
       "run_on_rank", &espalier::cli::run_on_rank, nanobind::arg("arguments"), nanobind::arg("process_group"),
-      nanobind::arg("version"), nanobind::call_guard<nanobind::gil_scoped_release>(),
+      nanobind::arg("version"), nanobind::arg("split_ranks"),
+      nanobind::call_guard<nanobind::gil_scoped_release>(),
       "Runs `espalier train` or another command, with its name first, as a rank of a process group, by its "
-      "name. Returns the exit status. version: the text of --version.");
+      "name. Returns the exit status. version: the text of --version. split_ranks: makes groups of so many "
+      "successive ranks, and gives the name of that of this rank.");
   module.def("fail_ranks", &espalier::fail_ranks, nanobind::arg("message"),
              "Ends what waits for other ranks, or will, with an error of this message.");
   module.def("waits_for_ranks", &espalier::waits_for_ranks, "Whether this process waits for other ranks.");

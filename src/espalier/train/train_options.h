@@ -72,6 +72,9 @@ struct TrainOptions {
   Profiler* profiler = nullptr;   // profiles one step; the summary is a note
   int64_t profile_step = 0;       // number of that step; 0: the second step, or the only one
   const Group* group = &alone();  // the ranks that train together, with equal options; outlives the run
+  /// Successive ranks of the group that compute every micro-batch together (engine/share.h); null: each its
+  /// own.
+  const Group* context_group = nullptr;
 };
 
 inline constexpr double kLargestLearningRate = 1e6;

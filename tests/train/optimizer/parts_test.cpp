@@ -32,7 +32,8 @@ class Single : public Group {
   int64_t rank() const override { return rank_; }
   int64_t size() const override { return size_; }
   at::Tensor gather(const at::Tensor&) const override { throw std::logic_error("gather"); }
-  std::function<at::Tensor()> exchange(const at::Tensor&) const override {
+  std::function<at::Tensor()> exchange(const at::Tensor&, const std::vector<int64_t>&,
+                                       const std::vector<int64_t>&) const override {
     throw std::logic_error("exchange");
   }
 

@@ -56,8 +56,9 @@ class Watched : public Group {
     if (after_) after_(group_, all);
     return all;
   }
-  std::function<at::Tensor()> exchange(const at::Tensor& rows) const override {
-    return group_.exchange(rows);
+  std::function<at::Tensor()> exchange(const at::Tensor& rows, const std::vector<int64_t>& send,
+                                       const std::vector<int64_t>& receive) const override {
+    return group_.exchange(rows, send, receive);
   }
 
  private:

@@ -63,6 +63,7 @@ struct TrainArguments {
   std::vector<std::string> eval_data;    // names and patterns
   EvaluationOptions evaluation;
   int64_t processes = 1;
+  int64_t context_parallel = 1;
   bool dry_run = false;
 
   /// The flags of --data applied to the files of --eval-data.
@@ -85,7 +86,8 @@ ModelUse use_of(const TrainArguments& flags, const MixedData& data, at::Device d
           .objective = flags.train.objective,
           .mix = data.sources,
           .lora = lora,
-          .ref_topk = data.trajectories.ref_topk};
+          .ref_topk = data.trajectories.ref_topk,
+          .context_parallel = flags.context_parallel};
 }
 
 /// The cost model stored by a run that is resumed or repeated; nullopt if there is none.
@@ -154,6 +156,9 @@ TrainOptions options_of(const TrainArguments& flags, const MixedData& data, cons
                     seconds.begin());
   options.predicted_costs =
       flags.planning.measured_costs(use, [](const std::string& text) { log_line("{}", text); });
+  // What grows with the micro-batch is that of a rank's part.
+  TimeFeatures& predicted = options.predicted_costs->time.seconds;
+  for (size_t i = 2; i < predicted.size(); ++i) predicted[i] /= static_cast<double>(flags.context_parallel);
   return options;
 }
 
@@ -329,6 +334,7 @@ class TrainRun {
  private:
   void check_flags() const;
   void open_device();
+  void divide_ranks();
   void read_rows();
   void choose_options();
   void make_room();
@@ -356,6 +362,7 @@ class TrainRun {
   at::Device device_ = at::kCPU;
   std::optional<KernelScope> kernels_;
   std::optional<Profiler> profiler_;
+  std::unique_ptr<Group> context_group_;
   MixedData data_;
   std::optional<HeldOut> held_out_;
   std::string mix_;             // the content of kMixFile
@@ -371,6 +378,7 @@ class TrainRun {
 int TrainRun::run() {
   check_flags();
   open_device();
+  divide_ranks();
   read_rows();
   choose_options();
   if (!flags_.reference_model.empty()) add_reference();
@@ -416,6 +424,21 @@ void TrainRun::open_device() {
     });
 }
 
+/// Joins the ranks that compute every micro-batch together.
+void TrainRun::divide_ranks() {
+  const int64_t together = flags_.context_parallel, ranks = group().size();
+  if (together == 1) return;
+  ESPALIER_CHECK(ranks % together == 0 || (flags_.dry_run && ranks == 1),
+                 "--context-parallel {}: expected a divisor of the number of processes, received {} of them "
+                 "(--processes N or torchrun)",
+                 together, ranks);
+  ESPALIER_CHECK(model_cost(read_config(flags_.model)).recurrence() == 0,
+                 "--context-parallel {}: expected a model whose layers are attention, received one with "
+                 "recurrent layers, {}; espalier.distributed.Ranks divides patched models of this kind",
+                 together, flags_.model);
+  if (ranks > 1) context_group_ = group().split(together);
+}
+
 void TrainRun::read_rows() {
   if (flags_.mix.file.empty()) {
     if (!flags_.data.data.empty()) data_.trajectories = flags_.data.read(use_of_rows(flags_));
@@ -430,6 +453,7 @@ void TrainRun::choose_options() {
   note_carried_tensors(flags_.model);
   use_ = use_of(flags_, data_, device_);
   options_ = options_of(flags_, data_, *use_);
+  options_.context_group = context_group_.get();
   make_room();
   options_.profiler = profiler_ ? &*profiler_ : nullptr;
   warn_of_warmup(options_, total_steps(data_.trajectories, options_));
@@ -582,6 +606,11 @@ void add_run_flags(OptionList* list, TrainArguments* flags) {
             "Train on so many processes of this machine, one for each GPU: torchrun starts them. Each takes "
             "a part of every step",
             {.least = 1, .most = kMostProcesses});
+  list->add(
+      "context-parallel", &flags->context_parallel,
+      "Processes that compute every micro-batch together, each a part of its tokens, for trees that are "
+      "too large or too slow for one: a divisor of their number. Models of attention layers alone",
+      {.least = 1, .most = kMostProcesses});
   list->add("repeats", &flags->repeats, "Folder of the run that `espalier rerun` repeats", {.hidden = true});
   list->add("dry-run", &flags->dry_run,
             "Print the resolved config, the plan, the predicted memory and speed-up, and write nothing");

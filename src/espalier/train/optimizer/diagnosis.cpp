@@ -67,7 +67,9 @@ TermFindings look_at_terms(const Step& step, const Loss& loss, const std::vector
 std::string suspicious_terms(const Decoder& decoder, const Step& step, const Loss& loss) {
   const Trajectories& trajectories = loss.trajectories();
   std::vector<double> logprobs(trajectories.num_tokens(), std::numeric_limits<double>::quiet_NaN());
-  compute_logprobs(decoder, trajectories, step, &logprobs);
+  Step undivided = step;
+  undivided.context_group = nullptr;  // each rank looks at all of its micro-batches
+  compute_logprobs(decoder, trajectories, undivided, &logprobs);
   const TermFindings found = look_at_terms(step, loss, logprobs);
   if (found.nonfinite > 0) {
     return fmt::format(

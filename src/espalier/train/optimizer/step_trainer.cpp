@@ -36,6 +36,9 @@ std::vector<std::pair<int64_t, at::Tensor>> parameters_by_layer(const Decoder& d
 StepResult StepTrainer::add_gradients(const Step& step, const Loss& loss,
                                       const MicroBatchProgress& progress) {
   group_.check_equal("the step's rows, terms and shares", step.whole.digest);
+  const bool divides = step.context_group != nullptr;
+  if (divides)
+    step.context_group->check_equal("the plan of the step and its division", step.divisions_digest);
   // Gradients of earlier steps are added up again with the new ones.
   group_.zero_others(decoder_.gradients());
   PartSums sums(group_);
@@ -66,7 +69,10 @@ StepResult StepTrainer::add_gradients(const Step& step, const Loss& loss,
       return started;
     } catch (const RankError&) {
       throw;
-    } catch (const std::exception&) {
+    } catch (const std::exception& error) {
+      // Ranks that wait for keys of this one come to no sum: they learn of it when this process ends.
+      const std::string failure = fmt::format("rank {}: {}", group_.rank(), text_of(error));
+      if (divides) throw RankError(failure);
       if (all_come) add_rest();
       throw;
     }

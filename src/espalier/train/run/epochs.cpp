@@ -230,7 +230,8 @@ Step Steps::make(int64_t index) {
                     {.plan = options_.plan,
                      .objective = options_.objective,
                      .costs = options_.costs ? &*options_.costs : nullptr,
-                     .mix = options_.mix},
+                     .mix = options_.mix,
+                     .context_group = options_.context_group},
                     *options_.group);
 }
 

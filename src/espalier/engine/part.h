@@ -1,0 +1,54 @@
+// SPDX-License-Identifier: Apache-2.0
+// The part that a rank has of a micro-batch which several ranks compute together (context parallelism). In
+// every layer attention receives the keys and values that its queries see on other ranks, and sends back
+// their gradients. All ranks of the group run the same layers, so that they exchange in the same order, also
+// a rank without tokens, which has a stand-in: the first token, which nobody sees and which has no terms.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <map>
+#include <vector>
+
+#include "espalier/engine/batch.h"
+#include "espalier/ops/attention/tree_attention.h"
+
+namespace espalier {
+
+class BatchPart {
+ public:
+  /// Of micro-batch `index` of a step with a context_group. The step must outlive it.
+  BatchPart(const Step& step, int64_t index, at::Device device);
+
+  /// Numbers in the micro-batch, ascending.
+  const std::vector<int64_t>& tokens() const { return tokens_; }
+  bool is_stand_in() const { return is_stand_in_; }
+
+  /// Among the tokens of the part: one past the subtree of each, as in ForestTokens.
+  std::vector<int32_t> subtree_ends() const;
+
+  /// Completes the context of attention, which has the keys and values of the ancestors' frames, by what
+  /// other ranks have. Replaces k and v, the part's own, by tensors through which gradients of other ranks
+  /// come back.
+  void receive(int64_t sliding_window, at::Tensor* k, at::Tensor* v, AttentionContext* context) const;
+
+  struct Reads;  // KeyReads on the device
+
+ private:
+  const c10::intrusive_ptr<Reads>& reads(int64_t sliding_window) const;
+
+  const Step& step_;
+  int64_t index_;
+  at::Device device_;
+  Layout layout_;
+  std::vector<int64_t> tokens_;
+  bool is_stand_in_;
+  mutable std::map<int64_t, c10::intrusive_ptr<Reads>> reads_;  // by window
+};
+
+/// This rank's part of the batch of micro-batch `index`, on the host. It has a row of logits wherever the
+/// whole has one, so that all ranks run the LM head.
+Batch part_of(const Batch& whole, const Step& step, int64_t index, at::Device device);
+
+}  // namespace espalier

@@ -1,0 +1,40 @@
+// SPDX-License-Identifier: Apache-2.0
+// The keys that ranks read of one another in the attention of a divided micro-batch.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "espalier/plan/context.h"
+#include "espalier/plan/division.h"
+#include "espalier/tree/layout.h"
+
+namespace espalier {
+
+/// What one rank sends, receives and sees. Keys have sources: the ancestors whose context the micro-batch
+/// reads, root first, and then the micro-batch itself. Of each source a rank has the keys of its own tokens.
+struct KeyReads {
+  std::vector<std::vector<int64_t>> picks{};  // by source: own keys that are sent, each once for every reader
+  std::vector<int64_t> order{};               // all picks, one source after another, in the order of sending;
+                                              // empty: as they are
+  std::vector<int64_t> send{}, receive{};     // [ranks] keys
+  bool is_needed = false;                     // whether any rank receives any
+  /// As of AttentionContext (ops/attention/tree_attention.h), of queries of this rank: [P, 5] and [P].
+  /// Segments are this rank's keys of the ancestors, and then the keys that it receives, by rank.
+  std::vector<int64_t> blocks{}, positions{};
+};
+
+/// A micro-batch and how ranks divide it.
+struct DividedMicroBatch {
+  const Layout& layout;
+  std::span<const ContextBlock> context;     // as context_blocks gives it
+  std::span<const TokenDivision> divisions;  // of the micro-batches of the plan
+  const TokenDivision& own;                  // one of them
+  int64_t ranks;
+};
+
+/// With a sliding window (positions; 0: none) keys that no query of a rank sees are not sent.
+KeyReads key_reads(const DividedMicroBatch& of, int64_t rank, int64_t window);
+
+}  // namespace espalier
