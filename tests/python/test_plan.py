@@ -199,6 +199,8 @@ def test_ranks_that_compute_trees_together(espalier, model, tmp_path):
     assert alone["imbalance"] > 1 and len(found["ranks"]) == 2 and found["context_parallel"] == 4
     assert found["seconds"] < 0.6 * alone["seconds"] and found["efficiency"] > 1.5 * alone["efficiency"]
     assert value_of(text, "ranks") == "8 in 2 groups of 4, which compute each tree together"
+    peaks = [max(rank["predicted_peak_bytes"] for rank in of["ranks"]) for of in (alone, found)]
+    assert peaks[1] < 0.5 * peaks[0] and "memory" in text
     assert "slowest group" in text and "of 8 times one process" in value_of(text, "efficiency")
     fastest = planned(espalier, *flags, "--context-parallel", 0)[0]["distribution"]
     assert fastest["seconds"] <= found["seconds"]

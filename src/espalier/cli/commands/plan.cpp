@@ -133,8 +133,9 @@ void run_plan(const PlanArguments& flags) {
                   .reduced_bytes = plan.reduced_bytes,
                   .link_bandwidth = bandwidth};
     for (const RankShare& share : ranks->plan.ranks) {
-      if (plan.rank_bytes && flags.context_parallel == 1)
-        ranks->peak_bytes.push_back(plan.rank_bytes(share.trajectories));
+      // `train` does not divide recurrent layers.
+      if (plan.rank_bytes && (flags.context_parallel == 1 || plan.cost.recurrence() == 0))
+        ranks->peak_bytes.push_back(plan.rank_bytes(share.trajectories, ranks->plan.context_parallel));
     }
   }
   nlohmann::ordered_json json = summary.json();

@@ -46,7 +46,9 @@ ModelPlanner planner_of_model(const PlanArguments& flags) {
         PlanCosts of_rank = compared_by;
         of_rank.memory.optimizer_bytes_per_parameter =
             optimizer_bytes(flags.optimizer, trained, std::max<int64_t>(1, flags.ranks));
-        plan.rank_bytes = [&trajectories, options, of_rank](const std::vector<int64_t>& rows) {
+        plan.rank_bytes = [&trajectories, options, of_rank](const std::vector<int64_t>& rows,
+                                                            int64_t context_parallel) mutable {
+          of_rank.memory.context_parallel = context_parallel;
           StepOptions own = options;
           own.costs = &of_rank;
           const Step step = rows.empty() ? Step() : make_step(trajectories, rows, own);

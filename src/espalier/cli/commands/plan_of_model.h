@@ -38,8 +38,9 @@ struct ModelPlan {
   ModelCost cost;
   double reduced_bytes = 0;            // of all gradients
   double context_bytes_per_token = 0;  // of keys and values
-  /// Predicted peak bytes of one of --ranks processes that has these rows, none among them.
-  std::function<double(const std::vector<int64_t>&)> rank_bytes;
+  /// Predicted peak bytes of one of --ranks processes that has these rows, none among them, together with
+  /// others of `context_parallel` processes.
+  std::function<double(const std::vector<int64_t>& rows, int64_t context_parallel)> rank_bytes;
 };
 
 /// `note` receives lines about what is being measured.
