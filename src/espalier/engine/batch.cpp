@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "espalier/base/check.h"
+#include "espalier/engine/part.h"
 #include "espalier/ops/paths.h"
 #include "espalier/runtime/device.h"
 #include "espalier/tree/layout.h"
@@ -23,6 +24,12 @@ at::Tensor to_tensor(const std::vector<T>& values, at::ScalarType dtype) {
       .to(dtype, /*non_blocking=*/false, /*copy=*/true);
 }
 
+// Of the tokens of a micro-batch [T, ...] those of the part that the batch has.
+at::Tensor own_rows(const Batch& batch, const at::Tensor& values) {
+  if (!batch.part) return values;
+  return values.index_select(0, to_tensor(batch.part->tokens(), at::kLong));
+}
+
 // The terms of a micro-batch on the host, before they become tensors.
 struct HostTerms {
   std::vector<int64_t> row;     // source token of the term's edge
@@ -34,6 +41,7 @@ struct HostTerms {
   std::vector<int64_t> topk_row, topk_target;
   std::vector<std::vector<int64_t>> part_terms;  // by part of a mix
   std::vector<double> topk_ref_logprobs;
+  bool any = false;  // whether any rank has terms
 
   int64_t num_terms() const { return static_cast<int64_t>(coefficient.size()); }
 };
@@ -49,7 +57,7 @@ void append_topk(const Trajectories& trajectories, int64_t flat, bool is_read, H
   }
 }
 
-// Gathers the terms whose edge starts in the micro-batch.
+// Gathers the terms whose edge starts in the micro-batch, or in the part of it that the batch has.
 HostTerms gather_terms(const Step& step, const MicroBatch& micro_batch, const Layout& layout,
                        const Loss& loss, Batch* batch) {
   const Trajectories& trajectories = loss.trajectories();
@@ -58,9 +66,11 @@ HostTerms gather_terms(const Step& step, const MicroBatch& micro_batch, const La
   HostTerms host;
   if (loss.is_mix()) host.part_terms.resize(loss.num_parts());
   host.columns.resize(read.size());
+  const auto place = [&](int64_t token) { return batch->part ? batch->part->place(token) : token; };
   for (const Placement& placement : micro_batch.trajectories) {
     const TermRange range = terms_of(step, micro_batch, placement);
     if (range.begin == range.end) continue;
+    host.any = true;
     const int64_t row = step.rows[placement.trajectory];
     const int64_t part = loss.part_of(row);
     const std::vector<int64_t> path = path_tokens(layout, placement.run);
@@ -69,11 +79,12 @@ HostTerms gather_terms(const Step& step, const MicroBatch& micro_batch, const La
       const Term& term = step.terms.values[index];
       const int64_t source = term.position - 1 - first;
       const int64_t flat = trajectories.offsets[row] + term.position;
-      host.row.push_back(path[source]);
+      if (place(path[source]) < 0) continue;
+      host.row.push_back(place(path[source]));
       const int32_t target = trajectories.target(flat);
       const bool is_on_path = source + 1 < size && target == trajectories.input_ids[flat];
       host.target.push_back(target);
-      host.token.push_back(is_on_path ? path[source + 1] : -1);
+      host.token.push_back(is_on_path ? place(path[source + 1]) : -1);
       host.coefficient.push_back(term.coefficient);
       for (size_t i = 0; i < read.size(); ++i) {
         host.columns[i].push_back(term_column(step, loss, read[i], placement.trajectory, index));
@@ -92,7 +103,9 @@ struct HeadQueries {
   std::vector<int64_t> row, target, token;  // of HostTerms
 
   // The edges of terms, then those to the reference's most likely tokens.
+  // Without terms the first row to the first token, if other ranks have terms.
   explicit HeadQueries(const HostTerms& terms) : row(terms.row), target(terms.target), token(terms.token) {
+    if (row.empty() && terms.any) row = target = {0};
     row.insert(row.end(), terms.topk_row.begin(), terms.topk_row.end());
     target.insert(target.end(), terms.topk_target.begin(), terms.topk_target.end());
     token.resize(row.size(), -1);
@@ -229,11 +242,12 @@ Batch make_batch(const Step& step, int64_t index, const Loss& loss) {
   Batch batch;
   const MicroBatch& micro_batch = step.plan.micro_batches.at(index);
   const Layout layout = make_micro_batch_layout(step.forest, micro_batch);
+  if (step.context_group != nullptr) batch.part = std::make_shared<const BatchPart>(step, index, layout);
   const HostTerms terms = gather_terms(step, micro_batch, layout, loss, &batch);
-  batch.input_ids = to_tensor(layout.input_ids, at::kLong);
-  batch.position_ids = to_tensor(layout.position_ids, at::kLong);
-  batch.subtree_end = to_tensor(layout.subtree_end, at::kInt);
-  batch.nodes = nodes_of(step, index, layout);
+  batch.input_ids = own_rows(batch, to_tensor(layout.input_ids, at::kLong));
+  batch.position_ids = own_rows(batch, to_tensor(layout.position_ids, at::kLong));
+  batch.subtree_end = to_tensor(batch.part ? batch.part->subtree_ends() : layout.subtree_end, at::kInt);
+  if (!batch.part) batch.nodes = nodes_of(step, index, layout);
   set_edges(terms, batch.num_tokens(), &batch);
   batch.adapters = adapters_of(step, micro_batch, layout, batch.logit_rows);
   if (micro_batch.parent >= 0) set_context(step.context.row(index), &batch);
@@ -281,8 +295,9 @@ void set_router_inputs(const Step& step, int64_t index, const Trajectories& traj
     const auto run_routes = recorded_routes(trajectories, first, run.end - run.begin, routers);
     routes.insert(routes.end(), run_routes.begin(), run_routes.end());
   }
-  batch->multiplicity = at::tensor(multiplicity, at::kDouble);
-  if (width > 0) batch->routes = at::tensor(routes, at::kLong).view({-1, width});
+  batch->multiplicity = own_rows(*batch, at::tensor(multiplicity, at::kDouble));
+  if (batch->part && batch->part->is_stand_in()) batch->multiplicity.zero_();
+  if (width > 0) batch->routes = own_rows(*batch, at::tensor(routes, at::kLong).view({-1, width}));
 }
 
 }  // namespace espalier

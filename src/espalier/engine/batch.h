@@ -58,7 +58,8 @@ struct Batch {
 /// by several trajectories (Step::sharers) is their mean.
 double term_column(const Step& step, const Loss& loss, TermColumn column, int64_t k, int64_t index);
 
-/// The batch of micro-batch `index` of step.plan.
+/// The batch of micro-batch `index` of step.plan, this rank's part of it where ranks divide it. A part has a
+/// row that reaches the LM head wherever the micro-batch has one, so that all ranks run the head.
 Batch make_batch(const Step& step, int64_t index, const Loss& loss);
 
 /// Moves the tensors to the device, except context_blocks and context_positions, in one asynchronous copy

@@ -10,7 +10,6 @@
 #include "espalier/base/check.h"
 #include "espalier/base/hash.h"
 #include "espalier/engine/batch.h"
-#include "espalier/engine/part.h"
 #include "espalier/runtime/device.h"
 
 namespace espalier {
@@ -24,7 +23,6 @@ Batch batch_for(const Model& model, const Step& step, int64_t m, const Loss& los
   Batch batch = make_batch(step, m, loss);
   const RouterShape routers = model.routers();
   if (routers.count() > 0) set_router_inputs(step, m, loss.trajectories(), routers, &batch);
-  if (step.context_group != nullptr) batch = part_of(batch, step, m, model.device());
   return to_device(std::move(batch), model.device());
 }
 

@@ -5,6 +5,8 @@
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/custom_class.h>
 
+#include <algorithm>
+#include <numeric>
 #include <utility>
 
 #include "espalier/distributed/group.h"
@@ -117,14 +119,19 @@ class KeyExchange : public torch::autograd::Function<KeyExchange> {
 
 }  // namespace
 
-BatchPart::BatchPart(const Step& step, int64_t index, at::Device device)
+BatchPart::BatchPart(const Step& step, int64_t index, Layout layout)
     : step_(step),
       index_(index),
-      device_(device),
-      layout_(make_micro_batch_layout(step.forest, step.plan.micro_batches[index])),
+      layout_(std::move(layout)),
       tokens_(step.divisions[index].tokens(step.context_group->rank())),
       is_stand_in_(tokens_.empty()) {
   if (is_stand_in_) tokens_ = {0};
+}
+
+int64_t BatchPart::place(int64_t token) const {
+  if (is_stand_in_) return -1;
+  const auto found = std::ranges::lower_bound(tokens_, token);
+  return found != tokens_.end() && *found == token ? found - tokens_.begin() : -1;
 }
 
 std::vector<int32_t> BatchPart::subtree_ends() const {
@@ -137,19 +144,20 @@ std::vector<int32_t> BatchPart::subtree_ends() const {
   return ends;
 }
 
-const c10::intrusive_ptr<BatchPart::Reads>& BatchPart::reads(int64_t sliding_window) const {
+const c10::intrusive_ptr<BatchPart::Reads>& BatchPart::reads(int64_t sliding_window,
+                                                             at::Device device) const {
   c10::intrusive_ptr<Reads>& reads = reads_[sliding_window];
   if (reads) return reads;
   const Group& group = *step_.context_group;
   const DividedMicroBatch divided{layout_, step_.context.row(index_), step_.divisions,
                                   step_.divisions[index_], group.size()};
-  reads = c10::make_intrusive<Reads>(key_reads(divided, group.rank(), sliding_window), group, device_);
+  reads = c10::make_intrusive<Reads>(key_reads(divided, group.rank(), sliding_window), group, device);
   return reads;
 }
 
 void BatchPart::receive(int64_t sliding_window, at::Tensor* k, at::Tensor* v,
                         AttentionContext* context) const {
-  const c10::intrusive_ptr<Reads>& reads = this->reads(sliding_window);
+  const c10::intrusive_ptr<Reads>& reads = this->reads(sliding_window, k->device());
   context->blocks = reads->blocks;
   context->positions = reads->positions;
   if (!reads->is_needed) return;
@@ -164,87 +172,6 @@ void BatchPart::receive(int64_t sliding_window, at::Tensor* k, at::Tensor* v,
   *v = result[1];
   context->k.push_back(result[2]);
   context->v.push_back(result[3]);
-}
-
-namespace {
-
-/// Selects by new numbers.
-class Selection {
- public:
-  /// `places` [N]: those below 0 are left out.
-  explicit Selection(const at::Tensor& places) : kept((places >= 0).nonzero().view(-1)) {
-    number = at::full_like(places, -1);
-    number.index_copy_(0, kept, at::arange(kept.numel(), kept.options()));
-  }
-
-  at::Tensor of(const at::Tensor& values) const { return values.index_select(0, kept); }
-
-  template <class T>
-  std::vector<T> of(const std::vector<T>& values) const {
-    std::vector<T> result;
-    for (int64_t k = 0; k < kept.numel(); ++k) result.push_back(values[kept.const_data_ptr<int64_t>()[k]]);
-    return result;
-  }
-
-  at::Tensor kept;    // ascending
-  at::Tensor number;  // [N]: among those that are kept, or -1
-};
-
-void set_tokens(const Batch& whole, const BatchPart& part, Batch* batch) {
-  const at::Tensor tokens = index_tensor(part.tokens());
-  batch->input_ids = whole.input_ids.index_select(0, tokens);
-  batch->position_ids = whole.position_ids.index_select(0, tokens);
-  batch->subtree_end = at::tensor(part.subtree_ends(), at::kInt);
-  if (whole.routes.defined()) batch->routes = whole.routes.index_select(0, tokens);
-  if (!whole.multiplicity.defined()) return;
-  batch->multiplicity = whole.multiplicity.index_select(0, tokens);
-  if (part.is_stand_in()) batch->multiplicity.zero_();
-}
-
-void set_terms(const Batch& whole, const Selection& edges, Batch* batch) {
-  const Selection terms(edges.number.index_select(0, whole.term_edge));
-  batch->term_edge = edges.number.index_select(0, terms.of(whole.term_edge));
-  batch->term_index = terms.of(whole.term_index);
-  batch->term_token = terms.of(whole.term_token);
-  batch->terms.coefficient = terms.of(whole.terms.coefficient);
-  for (const at::Tensor& column : whole.terms.columns) batch->terms.columns.push_back(terms.of(column));
-  for (const at::Tensor& part_terms : whole.part_terms) {
-    const at::Tensor numbers = terms.number.index_select(0, part_terms);
-    batch->part_terms.push_back(Selection(numbers).of(numbers));
-  }
-  if (!whole.topk_edge.defined() || batch->num_terms() == 0) return;
-  const at::Tensor topk = terms.of(whole.topk_edge);
-  batch->topk_edge = edges.number.index_select(0, topk.flatten()).view_as(topk);
-  batch->terms.topk_ref_logprobs = terms.of(whole.terms.topk_ref_logprobs);
-}
-
-}  // namespace
-
-Batch part_of(const Batch& whole, const Step& step, int64_t index, at::Device device) {
-  const auto part = std::make_shared<BatchPart>(step, index, device);
-  Batch batch;
-  batch.part = part;
-  batch.ancestors = whole.ancestors;
-  set_tokens(whole, *part, &batch);
-  at::Tensor place = at::full({whole.num_tokens()}, -1, at::kLong);  // of a token of the whole in the part
-  if (!part->is_stand_in()) {
-    const at::Tensor tokens = index_tensor(part->tokens());
-    place.index_copy_(0, tokens, at::arange(tokens.numel(), at::kLong));
-  }
-  const at::Tensor row_place = place.index_select(0, whole.logit_rows);
-  const Selection rows(row_place), edges(row_place.index_select(0, whole.edge_row));
-  batch.logit_rows = rows.of(row_place);
-  batch.edge_row = rows.number.index_select(0, edges.of(whole.edge_row));
-  batch.edge_target = edges.of(whole.edge_target);
-  for (const int64_t token : edges.of(whole.edge_token)) {
-    batch.edge_token.push_back(token < 0 ? -1 : place[token].item<int64_t>());
-  }
-  set_terms(whole, edges, &batch);
-  if (batch.num_logit_rows() == 0 && whole.num_logit_rows() > 0) {
-    batch.logit_rows = batch.edge_row = batch.edge_target = at::zeros({1}, at::kLong);
-    batch.edge_token = {-1};
-  }
-  return batch;
 }
 
 }  // namespace espalier

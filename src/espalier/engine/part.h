@@ -11,19 +11,22 @@
 #include <map>
 #include <vector>
 
-#include "espalier/engine/batch.h"
+#include "espalier/engine/step.h"
 #include "espalier/ops/attention/tree_attention.h"
 
 namespace espalier {
 
 class BatchPart {
  public:
-  /// Of micro-batch `index` of a step with a context_group. The step must outlive it.
-  BatchPart(const Step& step, int64_t index, at::Device device);
+  /// Of micro-batch `index`, with this layout, of a step with a context_group. The step must outlive it.
+  BatchPart(const Step& step, int64_t index, Layout layout);
 
   /// Numbers in the micro-batch, ascending.
   const std::vector<int64_t>& tokens() const { return tokens_; }
   bool is_stand_in() const { return is_stand_in_; }
+
+  /// Where a token of the micro-batch is among those of the part; -1: on another rank.
+  int64_t place(int64_t token) const;
 
   /// Among the tokens of the part: one past the subtree of each, as in ForestTokens.
   std::vector<int32_t> subtree_ends() const;
@@ -36,19 +39,14 @@ class BatchPart {
   struct Reads;  // KeyReads on the device
 
  private:
-  const c10::intrusive_ptr<Reads>& reads(int64_t sliding_window) const;
+  const c10::intrusive_ptr<Reads>& reads(int64_t sliding_window, at::Device device) const;
 
   const Step& step_;
   int64_t index_;
-  at::Device device_;
   Layout layout_;
   std::vector<int64_t> tokens_;
   bool is_stand_in_;
   mutable std::map<int64_t, c10::intrusive_ptr<Reads>> reads_;  // by window
 };
-
-/// This rank's part of the batch of micro-batch `index`, on the host. It has a row of logits wherever the
-/// whole has one, so that all ranks run the LM head.
-Batch part_of(const Batch& whole, const Step& step, int64_t index, at::Device device);
 
 }  // namespace espalier
