@@ -1,6 +1,6 @@
 """The trainer of Espalier for Python, on LibTorch."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 import os
 
 import espalier._core
@@ -52,9 +52,9 @@ class Engine:
         In place of a call that this rank cannot make: the other ranks, which make it, raise the message.
         """
 
-    def logprobs(self, rows: espalier._core.Trajectories, top_k: int, progress: object | None) -> tuple:
+    def logprobs(self, rows: espalier._core.Trajectories, top_k: int, temperature: float, entropies: bool, progress: object | None) -> tuple:
         """
-        float64 [N]: of every token given all before it in its row; 0 for first tokens. int32 and float64 [N * top_k]: the most likely ones.
+        float64 [N]: of every token given all before it in its row; 0 for first tokens. int32 and float64 [N * top_k]: the most likely ones. float64 [N] or empty: entropies. How many tokens were encoded.
         """
 
     def sample(self, rows: espalier._core.Trajectories, options: Sequence[tuple[str, str]], of_rows: Sequence[Sequence[tuple[str, str]]], progress: object | None, watch: object | None) -> espalier._core.Trajectories:
@@ -77,6 +77,9 @@ class Engine:
 
     def sampling_counts(self) -> list[tuple[str, int | float]]:
         """Tokens by name, and bytes that are kept."""
+
+    def stop_ids(self) -> list[int]:
+        """Of the model's folder."""
 
     def gradients(self) -> dict:
         """Copies of the gradients, by the names of the parameters."""
@@ -117,6 +120,20 @@ def run_on_rank(arguments: Sequence[str], process_group: str, version: str) -> i
     """
     Runs `espalier train` or another command, with its name first, as a rank of a process group, by its name. Returns the exit status. version: the text of --version.
     """
+
+def prepare_command(tells: bool) -> None:
+    """
+    Makes this process one of a command: signals end it and remove what it has half written. tells: whether its output is written.
+    """
+
+def read_data(model: str | os.PathLike, files: Sequence[str | os.PathLike], flags: Sequence[tuple[str, str]]) -> espalier._core.Trajectories:
+    """The rows of files and patterns for a model, by the flags of commands."""
+
+def write_file(path: str | os.PathLike, texts: Iterable) -> None:
+    """Writes texts to a file, which appears when it is whole."""
+
+def check_file(path: str | os.PathLike) -> None:
+    """Raises InputError where write_file could not write."""
 
 def fail_ranks(message: str) -> None:
     """

@@ -29,6 +29,8 @@ Data: TypeAlias = Trajectories | Packed | str | os.PathLike[str] | Mapping[str, 
 # Options that mean something beside a loss that the caller computes.
 _BESIDE_A_FUNCTION = ("shared_targets", "router_aux_loss_coef", "router_z_loss_coef")
 
+_COUNTS = ("prompt_tokens", "kept_prompt_tokens", "encoded_prompt_tokens", "sampled_tokens", "prefix_cache_bytes")
+
 
 class Engine:
     """A model in training: what `espalier train` does, one call at a time.
@@ -352,11 +354,18 @@ class Engine:
     def _logprobs(self, rows: Data, k: int, progress: Callable[[int, int], object] | None) -> list[list[NDArray[Any]]]:
         with self._with_other_ranks():
             found = _rows(rows, self._engine.vocab_size)
-        logprobs, ids, values = self._engine.logprobs(found, k, progress)
+        logprobs, ids, values, _, _ = self._distributions(found, k=k, progress=progress)
         if self._options["dtype"] != "float64":
             logprobs, values = logprobs.astype(np.float32), values.astype(np.float32)
-        arrays = [logprobs, ids.reshape(-1, k), values.reshape(-1, k)] if k > 0 else [logprobs]
+        arrays = [logprobs, ids, values] if k > 0 else [logprobs]
         return [np.split(array, np.asarray(found.offsets)[1:-1]) for array in arrays]
+
+    def _distributions(self, rows: Trajectories, *, k: int = 0, temperature: float = 1.0, entropies: bool = False,
+                       progress: Callable[[int, int], object] | None = None) -> tuple[Any, Any, Any, Any, int]:  # fmt: skip
+        """In float64 for N tokens: log-probabilities [N], most likely ids and their log-probabilities [N, k], entropies [N] or
+        [0]; and how many tokens were encoded."""
+        logprobs, ids, values, found, encoded = self._engine.logprobs(rows, k, temperature, entropies, progress)
+        return logprobs, ids.reshape(len(logprobs), k), values.reshape(len(logprobs), k), found, encoded
 
     def sample(self, prompts: Data, params: SamplingParams | Sequence[SamplingParams] | None = None, *,
                samples: int | None = None, max_new_tokens: int | None = None, temperature: float | None = None,
@@ -425,13 +434,18 @@ class Engine:
         own = {"samples": samples, "max_new_tokens": max_new_tokens, "temperature": temperature, "top_k": top_k, "top_p": top_p,
                "stop_ids": None if stop_ids is None else list(stop_ids), "prompt_logprobs": prompt_logprobs, "seed": seed,
                "whole_rows": whole_rows, "batch_size": batch_size, "token_budget": token_budget}  # fmt: skip
+        rows = self._sample(prompts, params, own, progress, watch)
+        return [rows[number] for number in range(len(rows))]
+
+    def _sample(self, prompts: Data, params: SamplingParams | Sequence[SamplingParams] | None, own: dict[str, Any],
+                progress: Callable[[int, int], object] | None, watch: Watch | None) -> Trajectories:  # fmt: skip
         with self._with_other_ranks():
             found = _rows(prompts, self._engine.vocab_size)
             given = {name: value for name, value in own.items() if value is not None}
             call, each = options_of_prompts(params, given, self._samplings, len(found))
         rows = self._engine.sample(found, call, each, progress, None if watch is None else watched(watch))
         self._count_sampling()
-        return [rows[number] for number in range(len(rows))]
+        return rows
 
     def sampling(self, *, batch_size: int | None = None, token_budget: int | None = None) -> Sampling:
         """Samples prompts that come while others are sampled: continuous batching, also of several adapters.
@@ -467,7 +481,7 @@ class Engine:
         prompt_tokens: of all completions. kept_prompt_tokens: of prompts, found in the cache. encoded_prompt_tokens.
         sampled_tokens. prefix_cache_bytes: kept now.
         """
-        return {name: int(count) for name, count in self._engine.sampling_counts()}
+        return {name: int(count) for name, count in self._engine.sampling_counts() if name in _COUNTS}
 
     def gradients(self) -> dict[str, NDArray[np.floating[Any]]]:
         """Copies of the gradients so far, before clipping. With a process group all ranks make the call.

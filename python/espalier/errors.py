@@ -26,6 +26,8 @@ class InputError(ValueError):
         ValueError
     """
 
+    of_command: str | None = None  # the message with flags where it has keyword arguments, if the library wrote it
+
 
 class Unsupported(InputError):
     """A model, or a way of calling it, with which Espalier would not be exact or has not been proven to be."""
@@ -73,4 +75,6 @@ def python_names(text: str) -> str:
 
 def library_error(message: str) -> InputError:
     """The InputError for one of the library in C++."""
-    return InputError(python_names(message))
+    error = InputError(python_names(message))
+    error.of_command = message
+    return error

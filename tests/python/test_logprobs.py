@@ -67,3 +67,24 @@ def test_fewer_are_the_first_of_all(espalier, model, data, tmp_path):
 def test_a_number_that_cannot_be_is_refused(espalier, model, data, tmp_path, k, status, words):
     failed = espalier("logprobs", "--model", model, "--data", data, "--top-k", k, "-o", tmp_path / "out", check=False)
     assert failed.returncode == status and words in failed.stderr and not (tmp_path / "out").exists()
+
+
+def test_flags_come_from_a_file_too(espalier, model, data, tmp_path):
+    """Those of the command line count more; a key that is no flag, a value of another kind and a flag given twice are refused."""
+    config = tmp_path / "flags.toml"
+    config.write_text(f'model = "{model}"\ndata = ["{data}"]\ntop_k = 3\nentropies = true\nlimit = 2\n')
+    espalier("logprobs", "--config", config, "--limit", 1, "-o", tmp_path / "out.jsonl")
+    (line,) = lines(tmp_path / "out.jsonl")
+    assert len(line["topk_ids"][1]) == 3 and len(line["entropies"]) == len(line["logprobs"])
+    refused = {"topk = 3\n": (1, "unknown key `topk`: expected a flag of `espalier logprobs` (see --help); did you mean top-k?"),
+               "top_k = [3]\n": (1, "key `top_k`: expected one value, received a list"),
+               'top_k = "many"\n': (2, "--top-k: expected a whole number of at least 0, received many"),
+               "top_k = \n": (1, "flags.toml: "),
+               'entropies = "yes"\n': (1, "expected true or false, received yes"),
+               "limit = 1979-05-27\n": (1, "key `limit`: expected text, a number, true or false")}  # fmt: skip
+    for text, (status, words) in refused.items():
+        config.write_text(text)
+        failed = espalier("logprobs", "--config", config, "--model", model, "--data", data, "-o", tmp_path / "none", check=False)
+        assert failed.returncode == status and words in failed.stderr, failed.stderr
+    twice = espalier("logprobs", "--limit", 1, "--limit", 2, check=False)
+    assert twice.returncode == 2 and "--limit was given twice: 1 and 2" in twice.stderr

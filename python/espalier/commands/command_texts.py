@@ -12,11 +12,14 @@ from ..io.arguments import export_parser, import_parser
 from ..launch.arguments import launch_parser
 from ..server.arguments import serve_parser
 from .arguments import argument_parser
+from .logprobs import logprobs_parser
 from .merge import merge_parser
 from .rerun import rerun_parser
+from .sample import sample_parser
 
 PARSERS = {"prepare": argument_parser, "import": import_parser, "export": export_parser, "launch": launch_parser,
-           "serve": serve_parser, "merge": merge_parser, "rerun": rerun_parser}  # fmt: skip
+           "serve": serve_parser, "logprobs": logprobs_parser, "merge": merge_parser, "sample": sample_parser,
+           "rerun": rerun_parser}  # fmt: skip
 
 
 @dataclass
@@ -59,14 +62,17 @@ def path_of(action):
     """What completion offers as its value."""
     if action.nargs == argparse.REMAINDER:  # a command with its arguments
         return "file"
+    if path := getattr(action, "path", ""):
+        return path
     return "" if action.type is not Path else "folder" if action.metavar == "DIR" else "file"
 
 
 def flag_of(action):
-    words = list(action.choices or ())
-    value = "" if action.nargs == 0 else "|".join(words) or str(action.metavar or action.dest)
+    words = list(action.choices or getattr(action, "words", ()))
+    value = "" if action.nargs == 0 else "|".join(action.choices or ()) or str(action.metavar or action.dest)
     return Flag(list(action.option_strings), value, words, path_of(action), bool(action.required),
-                action.nargs in ("+", argparse.REMAINDER), (action.help or "") % vars(action))
+                action.nargs in ("+", argparse.REMAINDER), (action.help or "") % vars(action),
+                getattr(action, "default_value", ""), getattr(action, "group", ""))
 
 
 def read_commands():

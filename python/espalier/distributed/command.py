@@ -5,6 +5,7 @@ process."""
 import os
 import sys
 from collections.abc import Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import NoReturn
 
@@ -12,6 +13,7 @@ import torch
 import torch.distributed as dist
 
 from ..commands.rerun import train_arguments
+from ..errors import InputError
 from ..native_engine import native
 from .alarm import Alarm
 
@@ -35,13 +37,26 @@ def main(arguments: Sequence[str], version: str) -> NoReturn:
     try:
         if arguments[0] == "rerun":
             arguments = train_arguments(arguments[1:], version, dist.get_world_size())
-        world = dist.group.WORLD.group_name  # type: ignore[union-attr]
-        status = native.run_on_rank(list(arguments), world, version, _split_ranks)
+        status = _run(list(arguments), version)
+    except InputError as error:
+        _fail(alarm, InputError(error.of_command or str(error)))
+    except SystemExit:  # wrong arguments, which all ranks have
+        raise
     except BaseException as error:
         _fail(alarm, error)
     alarm.stop()
     dist.destroy_process_group()
     sys.exit(status)
+
+
+def _run(arguments: list[str], version: str) -> int:
+    if arguments[0] not in ("logprobs", "sample"):
+        world = dist.group.WORLD.group_name  # type: ignore[union-attr]
+        status: int = native.run_on_rank(arguments, world, version, _split_ranks)
+        return status
+    command = import_module(f"..commands.{arguments[0]}", __package__)
+    getattr(command, arguments[0])(command.parse(arguments[1:]), dist.group.WORLD)
+    return 0
 
 
 class RunAlarm(Alarm):

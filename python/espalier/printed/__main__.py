@@ -17,7 +17,7 @@ _MAKERS = {"page": "espalier.page.render:page_of", "inspect": "espalier.printed.
            "plan": "espalier.printed.plan:plan_text", "table": "espalier.printed.table:table_text",
            "bench": "espalier.printed.bench:bench_text",
            "profile": "espalier.printed.profile:profile_text", "verify": "espalier.printed.rows:verify_text",
-           "sample": "espalier.printed.rows:sample_text", "device": "espalier.printed.rows:device_text",
+           "device": "espalier.printed.rows:device_text",
            "tokenizer": "espalier.printed.tokenizer:tokenizer_files",
            "vocabulary": "espalier.vocabulary:vocabulary_message"}  # fmt: skip
 

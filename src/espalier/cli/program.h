@@ -13,7 +13,11 @@ namespace espalier::cli {
 /// `message_of`: what is said of exceptions that are neither UsageError nor InputError, fit for a terminal.
 int run_program(int argc, char** argv, const std::function<std::string(const std::exception&)>& message_of);
 
-/// Runs `espalier train`, logprobs, sample or verify, as the first of the arguments says, as a rank of
+/// Makes this process one of a command, as one that is not the program has to be. `tells`: whether its output
+/// is written.
+void prepare_command(bool tells);
+
+/// Runs `espalier train` or verify, as the first of the arguments says, as a rank of
 /// a process group of torch.distributed, by its name, and gives the exit status, once all ranks have come to
 /// their end. Rank 0 alone writes files, and tells how it goes. `version`: the text of --version.
 /// `split_ranks`: as of espalier::process_group. Throws

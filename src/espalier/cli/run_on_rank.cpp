@@ -19,8 +19,6 @@ namespace espalier::cli {
 namespace {
 
 Command command_of(const std::string& name, const Group* group, const std::string& version) {
-  if (name == "logprobs") return logprobs_command(group);
-  if (name == "sample") return sample_command(group);
   if (name == "verify") return verify_command(group);
   return train_command([version] { return version; }, group);
 }
@@ -38,13 +36,17 @@ int run(const std::vector<std::string>& arguments, const Group& group, const std
 
 }  // namespace
 
-int run_on_rank(const std::vector<std::string>& arguments, const std::string& process_group,
-                const std::string& version, const std::function<std::string(int64_t ranks)>& split_ranks) {
-  const std::unique_ptr<Group> group = espalier::process_group(process_group, split_ranks);
-  if (!group->is_first()) silence_output();
+void prepare_command(bool tells) {
+  if (!tells) silence_output();
   prepare_process();
   count_tensor_memory();
   reuse_freed_memory();
+}
+
+int run_on_rank(const std::vector<std::string>& arguments, const std::string& process_group,
+                const std::string& version, const std::function<std::string(int64_t ranks)>& split_ranks) {
+  const std::unique_ptr<Group> group = espalier::process_group(process_group, split_ranks);
+  prepare_command(group->is_first());
   try {
     return run(arguments, *group, version);
   } catch (const UsageError& error) {

@@ -203,7 +203,8 @@ void Engine::fail(const std::string& message) {
   });
 }
 
-TokenLogprobs Engine::logprobs(const Trajectories& rows, int64_t top_k, const Progress& progress) {
+TokenLogprobs Engine::logprobs(const Trajectories& rows, int64_t top_k, double temperature, bool entropies,
+                               const Progress& progress) {
   return state_->call([&] {
     const PlanCosts costs = state_->costs(*make_objective(ObjectiveOptions{}));
     const Step step = state_->group.together([&] {
@@ -214,13 +215,15 @@ TokenLogprobs Engine::logprobs(const Trajectories& rows, int64_t top_k, const Pr
                               .terms = TermChoice::kAll,
                               .child_order = state_->child_order()});
     });
-    TokenDistributions found =
-        compute_distributions(state_->now->decoder(), rows, step, {.top_k = top_k}, progress, state_->group);
+    TokenDistributions found = compute_distributions(
+        state_->now->decoder(), rows, step,
+        {.temperature = temperature, .entropies = entropies, .top_k = top_k}, progress, state_->group);
     check_mapped_files();
     check_finite(rows, found.logprobs);
-    if (top_k == 0) return TokenLogprobs{std::move(found.logprobs), {}, {}};
+    if (entropies) check_finite(rows, found.entropies, "entropy");
     TopTokens top = top_tokens(found);
-    return TokenLogprobs{std::move(found.logprobs), std::move(top.ids), std::move(top.logprobs)};
+    return TokenLogprobs{std::move(found.logprobs), std::move(top.ids), std::move(top.logprobs),
+                         std::move(found.entropies), step.plan.num_tokens()};
   });
 }
 

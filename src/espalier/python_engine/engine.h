@@ -39,6 +39,8 @@ struct TokenLogprobs {
   std::vector<double> logprobs;      // [N]
   std::vector<int32_t> top_ids;      // [N, top_k], -1 for first tokens
   std::vector<double> top_logprobs;  // [N, top_k]
+  std::vector<double> entropies;     // [N] in nats, or empty
+  int64_t encoded_tokens = 0;
 };
 
 /// A TokenWatch (sample/sampler.h) of [B, 3]: the prompt's row, the number of the sample, its new token.
@@ -118,8 +120,9 @@ class Engine {
   void fail(const std::string& message);
 
   /// Log-probabilities [N] of every token given all before it in its row; 0 for first tokens. `top_k`: also
-  /// of the most likely ones in its place.
-  TokenLogprobs logprobs(const Trajectories& rows, int64_t top_k, const Progress& progress);
+  /// of the most likely ones in its place. `entropies`: also those of the distributions.
+  TokenLogprobs logprobs(const Trajectories& rows, int64_t top_k, double temperature, bool entropies,
+                         const Progress& progress);
 
   /// Samples completions of the rows' prompts with the current weights, as rows (sample/sampler.h: rows_of);
   /// options by the flag names of `espalier sample`: of the call, or of each row (SampleOptions::rows).
@@ -140,8 +143,11 @@ class Engine {
   std::vector<Completion> sample_on(const EngineSampling& sampling, const Watch& watch);
 
   /// prompt_tokens, of all completions; kept_prompt_tokens and encoded_prompt_tokens, of prompts;
-  /// sampled_tokens; prefix_cache_bytes, which are kept now.
+  /// sampled_tokens; prefix_cache_bytes, which are kept now; decode_steps, prompt_seconds, decode_seconds.
   Metrics sampling_counts();
+
+  /// Those of the model's folder that are in its vocabulary.
+  std::vector<int32_t> stop_ids();
 
   /// Gradients accumulated since the last optim_step, by parameter; undefined ones are omitted.
   std::vector<HostArray> gradients();

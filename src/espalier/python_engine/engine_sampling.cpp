@@ -37,11 +37,9 @@ Trajectories Engine::sample(const Trajectories& rows, const NamedTexts& options,
       }
       return prompts_of(rows, flags.whole_rows);
     });
-    const SampleResult result = espalier::sample(
-        state.base->decoder(), prompts, sampling,
-        {.progress = [&](const SampleProgress& done) { progress(done.finished, done.completions); },
-         .watch = told(watch)},
-        state.memory(), state.group, state.sampled_weights());
+    const SampleResult result = espalier::sample(state.base->decoder(), prompts, sampling,
+                                                 {.progress = progress, .watch = told(watch)}, state.memory(),
+                                                 state.group, state.sampled_weights());
     check_mapped_files();
     return espalier::rows_of(result.completions, rows, prompts);
   });
@@ -95,8 +93,15 @@ Metrics Engine::sampling_counts() {
                    {"kept_prompt_tokens", counts.kept_prompt_tokens},
                    {"encoded_prompt_tokens", counts.encoded_prompt_tokens},
                    {"sampled_tokens", counts.sampled_tokens},
-                   {"prefix_cache_bytes", state_->prefixes->bytes()}};
+                   {"prefix_cache_bytes", state_->prefixes->bytes()},
+                   {"decode_steps", counts.decode_steps},
+                   {"prompt_seconds", counts.prompt_seconds},
+                   {"decode_seconds", counts.decode_seconds}};
   });
+}
+
+std::vector<int32_t> Engine::stop_ids() {
+  return state_->call([&] { return state_->sample_options({}).stop_ids; });
 }
 
 }  // namespace espalier::python_engine

@@ -7,9 +7,12 @@
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/string_view.h>
 #include <nanobind/stl/variant.h>
 #include <nanobind/stl/vector.h>
 
+#include "espalier/base/file.h"
+#include "espalier/cli/flags/data_flags.h"
 #include "espalier/cli/program.h"
 #include "espalier/data/trajectories.h"
 #include "espalier/distributed/process_group.h"
@@ -55,14 +58,35 @@ Metrics forward_backward(Engine& engine, const Trajectories& rows, const Indices
   return engine.forward_backward(rows, indices, options, calling(function), watching(progress), adapters);
 }
 
-nb::tuple logprobs(Engine& engine, const Trajectories& rows, int64_t top_k, nb::handle progress) {
+nb::tuple logprobs(Engine& engine, const Trajectories& rows, int64_t top_k, double temperature,
+                   bool entropies, nb::handle progress) {
   TokenLogprobs found;
   {
     const Interruptible work;
-    found = engine.logprobs(rows, top_k, watching(progress));
+    found = engine.logprobs(rows, top_k, temperature, entropies, watching(progress));
   }
   return nb::make_tuple(python::take(std::move(found.logprobs)), python::take(std::move(found.top_ids)),
-                        python::take(std::move(found.top_logprobs)));
+                        python::take(std::move(found.top_logprobs)), python::take(std::move(found.entropies)),
+                        found.encoded_tokens);
+}
+
+/// Rows for a model, by the flags of commands, as these read them and tell of them.
+Trajectories read_data(const std::filesystem::path& model, const std::vector<std::filesystem::path>& files,
+                       const NamedTexts& flags) {
+  cli::DataFlags data;
+  for (const auto& file : files) data.data.push_back(file.string());
+  OptionList list;
+  data.add(&list);
+  list.set(flags);
+  Trajectories rows = data.read(cli::data_use_of(model));
+  cli::note_carried_tensors(model);
+  return rows;
+}
+
+void write_file(const std::filesystem::path& path, const nb::iterable& texts) {
+  AtomicFile file(path);
+  for (const nb::handle text : texts) file.write(nb::cast<std::string_view>(text));
+  file.commit();
 }
 
 Watch watched(nb::handle watch) {
@@ -144,9 +168,10 @@ void bind_engine(nb::module_& module) {
           "fail", &Engine::fail, nb::arg("message"), work,
           "In place of a call that this rank cannot make: the other ranks, which make it, raise the message.")
       .def(
-          "logprobs", &logprobs, nb::arg("rows"), nb::arg("top_k"), nb::arg("progress").none(),
+          "logprobs", &logprobs, nb::arg("rows"), nb::arg("top_k"), nb::arg("temperature"),
+          nb::arg("entropies"), nb::arg("progress").none(),
           "float64 [N]: of every token given all before it in its row; 0 for first tokens. int32 and float64 "
-          "[N * top_k]: the most likely ones.")
+          "[N * top_k]: the most likely ones. float64 [N] or empty: entropies. How many tokens were encoded.")
       .def("sample", &sample, nb::arg("rows"), nb::arg("options"), nb::arg("of_rows"),
            nb::arg("progress").none(), nb::arg("watch").none(), work,
            "Completions of the rows' prompts as rows. watch(int64 [B * 3] of row, sample and new token): "
@@ -159,6 +184,7 @@ void bind_engine(nb::module_& module) {
            "A token more. Returns (prompt, sample, int32 tokens, float64 logprobs, stopped, kept_tokens, "
            "prompt_logprobs) of completions that are done. watch: as of sample.")
       .def("sampling_counts", &Engine::sampling_counts, work, "Tokens by name, and bytes that are kept.")
+      .def("stop_ids", &Engine::stop_ids, work, "Of the model's folder.")
       .def("gradients", &gradients, "Copies of the gradients, by the names of the parameters.")
       .def("zero_gradients", &Engine::zero_gradients, "Forgets all gradients.")
       .def("save", &Engine::save, nb::arg("folder"), nb::arg("dtype"), nb::arg("merged"), work,
@@ -197,6 +223,18 @@ NB_MODULE(_engine, module) {
       "Runs `espalier train` or another command, with its name first, as a rank of a process group, by its "
       "name. Returns the exit status. version: the text of --version. split_ranks: makes groups of so many "
       "successive ranks, and gives the name of that of this rank.");
+  module.def(
+      "prepare_command", &espalier::cli::prepare_command, nanobind::arg("tells"),
+      "Makes this process one of a command: signals end it and remove what it has half written. tells: "
+      "whether its output is written.");
+  module.def("read_data", &read_data, nanobind::arg("model"), nanobind::arg("files"), nanobind::arg("flags"),
+             nanobind::call_guard<nanobind::gil_scoped_release>(),
+             "The rows of files and patterns for a model, by the flags of commands.");
+  module.def("write_file", &write_file, nanobind::arg("path"), nanobind::arg("texts"),
+             "Writes texts to a file, which appears when it is whole.");
+  module.def(
+      "check_file", [](const std::filesystem::path& path) { const espalier::AtomicFile file(path); },
+      nanobind::arg("path"), "Raises InputError where write_file could not write.");
   module.def("fail_ranks", &espalier::fail_ranks, nanobind::arg("message"),
              "Ends what waits for other ranks, or will, with an error of this message.");
   module.def("waits_for_ranks", &espalier::waits_for_ranks, "Whether this process waits for other ranks.");

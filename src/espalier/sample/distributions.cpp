@@ -4,7 +4,6 @@
 #include <ATen/ATen.h>
 
 #include <algorithm>
-#include <cmath>
 #include <numeric>
 #include <utility>
 
@@ -131,27 +130,6 @@ TokenDistributions compute_distributions(const Decoder& decoder, const Trajector
   group.add_up({tensor_of(&result.top_row), result.top_ids});
   for (int64_t& each : result.top_row) --each;
   return result;
-}
-
-Mismatch mismatch_of(const Decoder& decoder, const Trajectories& rows, double temperature,
-                     const MicroBatchProgress& progress) {
-  Mismatch mismatch{.rows = rows.num_rows()};
-  const Step step = make_step(
-      rows, {.plan = {.strategy = Strategy::kPartition, .token_budget = 4096}, .terms = TermChoice::kAll});
-  const TokenDistributions computed = compute_distributions(
-      decoder, rows, step, {.temperature = temperature == 0 ? 1 : temperature}, progress);
-  double sum = 0;
-  for (int64_t row = 0; row < rows.num_rows(); ++row) {
-    for (int64_t i = rows.offsets[row] + 1; i < rows.offsets[row + 1]; ++i) {
-      if (rows.loss_weights[i] == 0) continue;
-      const double difference = std::abs(rows.logprobs.values[i] - computed.logprobs[i]);
-      mismatch.largest = std::max(mismatch.largest, difference);
-      sum += difference;
-      ++mismatch.tokens;
-    }
-  }
-  if (mismatch.tokens > 0) mismatch.mean = sum / static_cast<double>(mismatch.tokens);
-  return mismatch;
 }
 
 TopTokens top_tokens(const TokenDistributions& distributions) {

@@ -44,16 +44,4 @@ TokenDistributions compute_distributions(const Decoder& decoder, const Trajector
                                          const MicroBatchProgress& progress = {},
                                          const Group& group = alone());
 
-/// Differences |sampler - training| of log-probabilities, in nats.
-struct Mismatch {
-  int64_t rows = 0, tokens = 0;
-  double largest = 0, mean = 0;
-};
-
-/// Recomputes the log-probabilities of the tokens with loss by the forward pass of training on the trees of
-/// all rows, and compares them with those in `rows`. `temperature`: the one the rows were sampled with; 0
-/// means 1, as in TokenChoice.
-Mismatch mismatch_of(const Decoder& decoder, const Trajectories& rows, double temperature,
-                     const MicroBatchProgress& progress = {});
-
 }  // namespace espalier

@@ -51,28 +51,20 @@ namespace {
 /// sample() of a part of the rows, in this order.
 SampleResult sample_rows(Sampling& sampling, const Trajectories& prompts, std::span<const int64_t> rows,
                          const SampleOptions& options, const SampleEvents& events) {
-  SampleProgress status;
-  const int64_t sampled_before = sampling.counts().sampled_tokens;
-  int64_t most_new_tokens = 1, finished_tokens = 0;
+  int64_t finished = 0, completions = 0;
   for (const int64_t row : rows) {
     const bool has_own = !options.rows.empty();
     const SampleOptions& own = has_own ? options.rows[row] : options;
     sampling.add(row, prompts.row(row), own, has_own ? 0 : row);
-    status.completions += own.samples;
-    most_new_tokens = std::max(most_new_tokens, own.max_new_tokens);
+    completions += own.samples;
   }
   SampleResult result;
   while (!sampling.is_idle()) {
     for (Completion& completion : sampling.step(events.watch)) {
-      ++status.finished;
-      finished_tokens += static_cast<int64_t>(completion.tokens.size());
+      ++finished;
       result.completions.push_back(std::move(completion));
     }
-    status.sampled_tokens = sampling.counts().sampled_tokens - sampled_before;
-    const auto open = static_cast<double>(status.sampled_tokens - finished_tokens);
-    status.fraction = (static_cast<double>(status.finished) + open / static_cast<double>(most_new_tokens)) /
-                      static_cast<double>(status.completions);
-    if (events.progress) events.progress(status);
+    if (events.progress) events.progress(finished, completions);
   }
   static_cast<SamplingCounts&>(result) = sampling.counts();
   return result;

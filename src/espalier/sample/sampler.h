@@ -28,20 +28,13 @@ Trajectories prompts_of(const Trajectories& trajectories, bool whole_rows = fals
 /// that end at the same node keep their order. Of several ranks each has an equal part of the order.
 std::vector<int64_t> prompt_order(const Forest& forest, const Group& group = alone());
 
-/// Progress of sample().
-struct SampleProgress {
-  int64_t sampled_tokens = 0;
-  int64_t finished = 0, completions = 0;  // completions done, and in all
-  double fraction = 0;                    // lower bound, since completions may end before max_new_tokens
-};
-
 struct SampleResult : SamplingCounts {    // with those of SamplingMemory; steps and seconds: of this rank
   std::vector<Completion> completions{};  // ordered by row, then by sample
 };
 
 /// Told of a call of sample() that goes on.
 struct SampleEvents {
-  std::function<void(const SampleProgress&)> progress{};
+  std::function<void(int64_t finished, int64_t completions)> progress{};
   TokenWatch watch{};
 };
 

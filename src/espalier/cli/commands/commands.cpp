@@ -22,9 +22,9 @@ void add_all_commands(std::deque<Command>* all, const std::function<std::string(
   add(python_command("rerun"));
   add(python_command("launch"));
   add(python_command("serve"));
-  add(logprobs_command());
+  add(python_command("logprobs"));
   add(python_command("merge"));
-  add(sample_command());
+  add(python_command("sample"));
   group = "Proof and measurement";
   add(verify_command());
   add(bench_command());

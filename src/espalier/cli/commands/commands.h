@@ -68,12 +68,10 @@ Command completion_command(const std::deque<Command>* all);
 Command device_command();
 Command init_command();
 Command inspect_command();
-Command logprobs_command(const Group* group = nullptr);
 Command man_command(const std::deque<Command>* all, const std::function<std::string()>& version);
 Command plan_command();
 /// One that is written in Python.
 Command python_command(std::string_view name);
-Command sample_command(const Group* group = nullptr);
 Command synth_command();
 Command train_command(const std::function<std::string()>& version, const Group* group = nullptr);
 Command verify_command(const Group* group = nullptr);
@@ -84,12 +82,6 @@ Command verify_command(const Group* group = nullptr);
 // Summaries of the commands that need LibTorch. The program without LibTorch lists them as well.
 inline constexpr const char* kSummaryOfTrain =
     "Train a model on trajectories; shared prefixes are encoded once";
-inline constexpr const char* kSummaryOfLogprobs =
-    "Write the log-probability of every token, computed on the shared trees; with --entropies and --top-k "
-    "also entropies and the most likely tokens";
-inline constexpr const char* kSummaryOfSample =
-    "Sample completions of prompts, whose shared prefixes are encoded once, as rows with behaviour "
-    "log-probabilities";
 inline constexpr const char* kSummaryOfVerify =
     "Prove on your model and data that loss and every gradient equal per-trajectory training";
 inline constexpr const char* kSummaryOfBench =

@@ -190,6 +190,16 @@ Command python_command(std::string_view name) {
        "Serve the Tinker API on this machine, on trees: training and sampling of adapters",
        {"-m", "espalier.server"},
        "uvicorn"},
+      {"logprobs",
+       "Write the log-probability of every token, computed on the shared trees; with --entropies and --top-k "
+       "also entropies and the most likely tokens",
+       {"-P", "-m", "espalier.commands.logprobs"},
+       "torch"},
+      {"sample",
+       "Sample completions of prompts, whose shared prefixes are encoded once, as rows with behaviour "
+       "log-probabilities",
+       {"-P", "-m", "espalier.commands.sample"},
+       "torch"},
       {"merge",
        "Add an adapter to the weights of its model and write the result as a new model",
        {"-m", "espalier.commands.merge"},

@@ -30,14 +30,6 @@ Command train_command(const std::function<std::string()>&, const Group*) {
   return needs_libtorch("train", kSummaryOfTrain);
 }
 
-Command logprobs_command(const Group*) {
-  return needs_libtorch("logprobs", kSummaryOfLogprobs);
-}
-
-Command sample_command(const Group*) {
-  return needs_libtorch("sample", kSummaryOfSample);
-}
-
 Command verify_command(const Group*) {
   return needs_libtorch("verify", kSummaryOfVerify);
 }

@@ -1,0 +1,170 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runs `espalier sample`: completions of prompts, as rows with behaviour log-probabilities."""
+
+import json
+import sys
+from pathlib import Path
+
+from ..options import SamplingParams
+from .console import count_of, printable
+from .model_command import Work, main
+from .model_flags import DATA, MACHINE, OUTPUT, ModelParser, given, whole
+
+DESCRIPTION = """\
+Sample completions of prompts, whose shared prefixes are encoded once, as rows with
+behaviour log-probabilities.
+"""
+
+EPILOG = """\
+The prompt of a row is its tokens before the first one with loss. If no token or the
+first token has loss, as in rows without a mask, it is the whole row. `espalier
+prepare` makes such rows from chats. With --whole-rows it is always the whole row.
+
+logprobs are those of the sampled tokens at --temperature over the whole vocabulary,
+regardless of --top-k and --top-p; at temperature 0 they are those at temperature 1.
+The same command samples the same rows.
+"""
+
+OWN = ("samples", "max_new_tokens", "temperature", "top_k", "top_p", "prompt_logprobs", "seed", "whole_rows", "batch_size",
+       "token_budget")  # fmt: skip
+CHECKED = {"strategy": "partition", "token_budget": 4096}  # how log-probabilities are computed again
+
+
+def sample_parser():
+    """All flags."""
+    parser = ModelParser("sample", DESCRIPTION, EPILOG)
+    parser.group(DATA)
+    parser.model()
+    parser.data()
+    parser.group("Sampling")
+    for name, least, most in (("samples", 1, None), ("max_new_tokens", 1, None), ("temperature", 0, None), ("top_k", 0, None),
+                              ("top_p", 0, 1)):  # fmt: skip
+        parser.option(SamplingParams, name, least, most)
+    parser.flag("stop-id", "Token ids that end a completion, which keeps them. Without it: eos_token_id of "
+                "generation_config.json, or else of config.json", "N", whole(most=(1 << 31) - 1), several=True)  # fmt: skip
+    parser.flag("ignore-stop-ids", "Do not stop at stop ids: always sample --max-new-tokens tokens")
+    parser.option(SamplingParams, "whole_rows")
+    parser.option(SamplingParams, "prompt_logprobs")
+    parser.flag("seed", "Random seed. Each completion has its own random stream, by the number of its prompt's row and its "
+                "number among the completions", "N", whole(most=(1 << 64) - 1), default="0")  # fmt: skip
+    parser.group(OUTPUT)
+    parser.flag("out", "Rows to write: .jsonl (also .gz, .zst) or .safetensors", "FILE", letter="-o", path="file", required=True)
+    parser.flag("text", "Print the completions as text, using the model's tokenizer.json")
+    parser.flag("json", "Print JSON")
+    parser.flag("check", "Recompute the log-probabilities of the first N rows with the forward pass of training and print how "
+                "much they differ (0: none)", "N", whole(), default="16")  # fmt: skip
+    parser.machine()
+    parser.group(MACHINE)
+    parser.option(SamplingParams, "batch_size", 1)
+    parser.option(SamplingParams, "token_budget", 1)
+    parser.others()
+    return parser
+
+
+def _sampled(engine, given_rows, options, work):
+    """The rows that `Engine.sample` makes, with progress."""
+    tokens, most = 0, options.get("max_new_tokens", SamplingParams().max_new_tokens)
+    with work.progress("sampling") as progress:
+
+        def count(new):
+            nonlocal tokens
+            tokens += len(new)
+
+        def tell(finished, completions):
+            # Completions may end before they have all the tokens that they may have.
+            progress.update(max(finished, tokens / most) / completions,
+                            f"{finished:,} of {count_of(completions, 'completion')}, {count_of(tokens, 'token')}")  # fmt: skip
+
+        return engine._sample(given_rows, None, options, tell, count)
+
+
+def _new_tokens(rows, given_rows, arguments):
+    """How many tokens of each row are sampled."""
+    import numpy as np
+
+    if arguments.whole_rows:
+        return np.diff(rows.offsets) - np.repeat(np.diff(given_rows.offsets), arguments.samples or 1)
+    return np.add.reduceat(rows.loss_weights > 0, rows.offsets[:-1], dtype=np.int64)
+
+
+def _mismatch(engine, rows, new_tokens, count, temperature, work):
+    """How the sampler's log-probabilities of the first rows differ from those of the forward pass of training."""
+    import numpy as np
+
+    from ..rows.files import trajectories
+
+    offsets = rows.offsets[: count + 1]
+    end = int(offsets[-1])
+    first = trajectories({"offsets": offsets, "input_ids": rows.input_ids[:end]})
+    with work.progress("checking") as progress:
+        computed = engine._distributions(first, temperature=temperature or 1.0,
+                                         progress=lambda done, total: progress.update(done / total, ""))[0]  # fmt: skip
+    is_new = np.concatenate([np.arange(size) >= size - new for size, new in zip(np.diff(offsets), new_tokens, strict=False)])
+    differences = np.abs(rows.logprobs[:end] - computed)[is_new]
+    return {"rows": len(first), "tokens": len(differences), "largest": float(differences.max(initial=0)),
+            "mean": float(differences.mean()) if len(differences) else 0.0}  # fmt: skip
+
+
+def _texts(rows, new_tokens, vocabulary):
+    """Names, numbers of tokens and texts of completions."""
+    offsets, texts = vocabulary
+    for row, (end, new) in enumerate(zip(rows.offsets[1:].tolist(), new_tokens.tolist(), strict=True)):
+        ids = [id for id in rows.input_ids[end - new : end].tolist() if id < len(offsets) - 1]
+        text = b"".join(texts[offsets[id] : offsets[id + 1]] for id in ids).decode(errors="replace")
+        yield printable(rows.trajectory_id[row]), new, "\n".join(map(printable, text.split("\n")))
+
+
+def sample(arguments, group=None):
+    """Raises InputError.
+
+    Args:
+        arguments: Of sample_parser.
+        group: The ranks that divide the work. Default: this process alone.
+    """
+    from ..printed.rows import sample_text
+    from ..vocabulary import token_bytes
+
+    work, options = Work("sample", group), given(arguments, OWN)
+    vocabulary = token_bytes(Path(arguments.model) / "tokenizer.json") if arguments.text else None
+    work.check_file(arguments.out)  # to fail now rather than after hours
+    engine = work.engine(arguments.model, {**CHECKED, **given(arguments, ("dtype", "device", "threads"))})
+    given_rows = work.rows(arguments)
+    temperature = options.get("temperature", 1.0)
+    if temperature not in (0, 1):
+        work.warn(f"logprobs are computed at temperature {temperature:g}, but `espalier train` computes them at temperature 1")
+    stop_ids = [] if arguments.ignore_stop_ids else arguments.stop_id or engine._engine.stop_ids()
+    if not stop_ids and not arguments.ignore_stop_ids:
+        work.warn(f"{arguments.model}: has no end-of-text token: every completion has --max-new-tokens tokens")
+    rows = _sampled(engine, given_rows, {**options, "stop_ids": stop_ids}, work)
+    counts = dict(engine._engine.sampling_counts())  # of this rank
+    new_tokens = _new_tokens(rows, given_rows, arguments)
+    if work.tells:
+        from ..rows.files import write
+
+        write(arguments.out, rows)
+    report = {"prompts": len(given_rows), "completions": len(rows),
+              "stopped": sum(int(id) in stop_ids for id in rows.input_ids[rows.offsets[1:] - 1]),
+              "flat_prompt_tokens": rows.num_tokens - int(new_tokens.sum()),
+              "encoded_prompt_tokens": work.sum(counts["encoded_prompt_tokens"]), "sampled_tokens": int(new_tokens.sum()),
+              **{name: counts[name] for name in ("decode_steps", "prompt_seconds", "decode_seconds")}}  # fmt: skip
+    checked = min(16 if arguments.check is None else arguments.check, len(rows))
+    if checked > 0:
+        report["mismatch"] = _mismatch(engine, rows, new_tokens, checked, temperature, work)
+    if arguments.json:
+        work.print(json.dumps(report, indent=2) + "\n")
+    else:
+        texts = list(_texts(rows, new_tokens, vocabulary)) if vocabulary else []
+        work.print(sample_text(report, printable(arguments.out), texts))
+
+
+def parse(arguments):
+    """Of the command line."""
+    parser = sample_parser()
+    found = parser.parse(arguments)
+    if found.text and found.json:
+        parser.error("--json: cannot be combined with --text")
+    return found
+
+
+if __name__ == "__main__":
+    sys.exit(main(parse, sample))
