@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
 list(APPEND core_test_sources
-  ${CMAKE_CURRENT_LIST_DIR}/chat_roles_test.cpp
   ${CMAKE_CURRENT_LIST_DIR}/examples_test.cpp
   ${CMAKE_CURRENT_LIST_DIR}/gains_test.cpp
   ${CMAKE_CURRENT_LIST_DIR}/lost_between_groups_test.cpp
@@ -13,5 +12,5 @@ set(flags -Wno-missing-field-initializers)
 if(CMAKE_CXX_COMPILER_ID STREQUAL GNU)
   list(APPEND flags -Wno-restrict -Wno-stringop-overflow -Wno-array-bounds)
 endif()
-set_source_files_properties(${CMAKE_CURRENT_LIST_DIR}/sharing_test.cpp ${CMAKE_CURRENT_LIST_DIR}/chat_roles_test.cpp
+set_source_files_properties(${CMAKE_CURRENT_LIST_DIR}/sharing_test.cpp
                             ${CMAKE_CURRENT_LIST_DIR}/lost_between_groups_test.cpp PROPERTIES COMPILE_OPTIONS "${flags}")

@@ -10,6 +10,7 @@ from html.parser import HTMLParser
 import pytest
 
 from conftest import REPOSITORY, seed_of
+from espalier.page.messages import Message
 from espalier.page.text import html as page_html
 from espalier.page.text import messages_html, visible
 from espalier.printed.figures import gains_text
@@ -273,7 +274,8 @@ def test_text_of_pages_is_escaped():
     assert visible("\u05e9\u05dc \u0645 café \u200d\u200c") == "\u05e9\u05dc \u0645 café \u200d\u200c", "letters and joiners stay"
     assert html.unescape(escaped := page_html("<a href='x' b=\"y\">&\u202e")) == "<a href='x' b=\"y\">&\\u202E"
     assert not set("<>\"'") & set(escaped)
-    said = messages_html([("user", "<script>", True, False), ("user", "on", False, True), ("unknown", "x", True, False)])
+    said = messages_html([Message("user", "<script>", begins=True), Message("user", "on", ends=True),
+                          Message("unknown", "x", begins=True)])  # fmt: skip
     assert "<script" not in said and said.count('<b class="role">user</b>') == 1, "a label stands where a message begins"
     assert said.count('class="end"') == 1 and "unknown</b>" not in said
 

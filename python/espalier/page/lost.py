@@ -4,13 +4,14 @@
 from typing import Any
 
 from ..commands.console import count_of
+from .messages import Chat, Message, messages_in
 from .text import NAME_BYTES, cut, html, messages_html
 
 
-def lost_html(sharing: dict[str, Any], examples: list[list[dict[str, Any]]], words: list[str]) -> str:
-    """A table of causes, and the examples of each (`examples`: their messages). If the page holds a branch of an example, a
-    button with the attribute data-node makes the script show that node. Buttons with data-cause (1 + index in `words`, as in
-    the column "cause") step through the branches of a cause."""
+def lost_html(sharing: dict[str, Any], examples: list[list[tuple[int, int]]], words: list[str]) -> str:
+    """A table of causes, and the examples of each (`examples`: the nodes of both branches). If the page holds a branch of an
+    example, a button with the attribute data-node makes the script show that node. Buttons with data-cause (1 + index in `words`,
+    as in the column "cause") step through the branches of a cause."""
     if not sharing["places"]:
         return "<p>No trajectories diverge after a common token.</p>\n"
     page = _table(sharing) + f'<p class="note">{sharing["how_counted"]}</p>\n'
@@ -18,9 +19,9 @@ def lost_html(sharing: dict[str, Any], examples: list[list[dict[str, Any]]], wor
         page += ('<p class="note">Only ids are known. With a model folder that has a tokenizer.json, more causes are '
                  "distinguished.</p>\n")  # fmt: skip
     most = max((cause["tokens"] for cause in sharing["causes"]), default=0)
-    for cause, messages in zip(sharing["causes"], examples, strict=True):
+    for cause, nodes in zip(sharing["causes"], examples, strict=True):
         if cause["examples"]:
-            page += _examples(cause, messages, 1 + words.index(cause["cause"]), is_open=cause["tokens"] == most > 0)
+            page += _examples(cause, nodes, 1 + words.index(cause["cause"]), is_open=cause["tokens"] == most > 0)
     return page
 
 
@@ -42,7 +43,7 @@ def _table(sharing: dict[str, Any]) -> str:
             f"{rows}</tbody></table></div>\n")  # fmt: skip
 
 
-def _examples(cause: dict[str, Any], messages: list[dict[str, Any]], number: int, *, is_open: bool) -> str:
+def _examples(cause: dict[str, Any], nodes: list[tuple[int, int]], number: int, *, is_open: bool) -> str:
     page = f'<details{" open" if is_open else ""}><summary>Examples: {cause["meaning"]}</summary>\n'
     if cause["values"]:
         page += f"<p>Such as {', '.join(f'<code>{html(value)}</code>' for value in cause['values'])}</p>\n"
@@ -50,20 +51,34 @@ def _examples(cause: dict[str, Any], messages: list[dict[str, Any]], number: int
         page += (f'<p>To share: {html(cause["remedy"])}.</p>\n'
                  f'<p class="scripted"><button type="button" data-cause="{number}">Show the next of these branches in the '
                  'chart</button> <span role="status"></span></p>\n')  # fmt: skip
-    for example, said in zip(cause["examples"], messages, strict=True):
+    for example, (left, right) in zip(cause["examples"], nodes, strict=True):
         role = "speaker unknown" if example["role"] == "unknown" else example["role"]
         page += f'<div class="example"><div>Position {example["position"]:,}, {role}'
         page += "; between groups" if example["between_groups"] else ""
         page += f"; {count_of(example['common'], 'equal token follows', 'equal tokens follow')}" if cause["lost"] else ""
-        page += f"</div>\n{_side(example, said, 'left')}{_side(example, said, 'right')}</div>\n"
+        page += f"</div>\n{_side(example, 'left', left)}{_side(example, 'right', right)}</div>\n"
     return page + "</details>\n"
 
 
-def _side(example: dict[str, Any], said: dict[str, Any], name: str) -> str:
-    side, token = said[name], example[f"{name}_token"]
+def _side(example: dict[str, Any], name: str, node: int) -> str:
+    token, (before, chat) = example[f"{name}_token"], _before(example)
     page = f'<div class="side"><div class="faint"><bdi>{html(cut(example[f"{name}_trajectory"], NAME_BYTES))}</bdi>'
     page += f", token {token['id']}" if token else ""
-    if side["node"] >= 0:
-        page += f' <button type="button" class="scripted" data-node="{side["node"]}">Show in the chart</button>'
-    return (f'{page}</div><pre class="said"><span class="faint">{messages_html(said["before"])}</span>'
-            f"<mark>{messages_html(side['differing']) or '∅'}</mark>{messages_html(side['after'])}</pre></div>\n")  # fmt: skip
+    if node >= 0:
+        page += f' <button type="button" class="scripted" data-node="{node}">Show in the chart</button>'
+    differing = messages_html(messages_in(example[name], chat))
+    after = messages_html(messages_in(example[f"{name}_after"], chat))
+    return (f'{page}</div><pre class="said"><span class="faint">{messages_html(before)}</span>'
+            f"<mark>{differing or '∅'}</mark>{after}</pre></div>\n")  # fmt: skip
+
+
+def _before(example: dict[str, Any]) -> tuple[list[Message], Chat]:
+    """The messages before the place of an example, and the chat at the place."""
+    chat = Chat()
+    messages = messages_in(example["before"], chat)
+    # Text before the place has the same role, unless there is a marker in between.
+    if len(messages) <= 1 and chat == Chat():
+        chat.role = example["role"]
+    if len(messages) == 1:
+        messages[0].role = chat.role
+    return messages, chat

@@ -19,7 +19,7 @@ _FOLDER = Path(__file__).parent
 _SCRIPTS = ("tree.js", "view.js", "chart.js", "panel.js", "search.js", "distributions.js", "page.js")  # they become one
 
 
-def page_of(*, title: str, report: dict[str, Any], examples: list[list[dict[str, Any]]], tree: dict[str, Any]) -> str:
+def page_of(*, title: str, report: dict[str, Any], examples: list[list[tuple[int, int]]], tree: dict[str, Any]) -> str:
     """The page of the members of the library's page_data, as text."""
     tree = tree_of(tree)
     parts = {

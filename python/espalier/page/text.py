@@ -5,6 +5,8 @@ import html as entities
 import re
 from collections.abc import Iterable
 
+from .messages import Message
+
 NAME_BYTES = 120  # of a trajectory's name that the page shows
 
 # Characters that control the text around them and are not themselves visible, but for line feeds and tabs. Joiners stay:
@@ -36,11 +38,11 @@ def cut(text: str, most: int) -> str:
     return text if len(encoded) <= most else encoded[:most].decode(errors="ignore") + "…"
 
 
-def messages_html(messages: Iterable[tuple[str, str, bool, bool]]) -> str:
+def messages_html(messages: Iterable[Message]) -> str:
     """Messages in their roles' colours, each labelled with its role where it begins."""
     page = ""
-    for role, text, opened, ended in messages:
-        label = f'<b class="role">{role}</b> ' if opened and role != "unknown" else ""
-        end = '<span class="end" title="end of the message">∎</span>' if ended else ""
-        page += f'<span class="message {role}">{label}{html(text)}{end}</span>'
+    for message in messages:
+        label = f'<b class="role">{message.role}</b> ' if message.begins and message.role != "unknown" else ""
+        end = '<span class="end" title="end of the message">∎</span>' if message.ends else ""
+        page += f'<span class="message {message.role}">{label}{html(message.text)}{end}</span>'
     return page

@@ -16,12 +16,14 @@ that end there.
 
 import base64
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, TypeAlias
 
+from .messages import ROLES, Chat, Message, messages_in
 from .text import NAME_BYTES, cut, visible
 
-ROLES = ("unknown", "system", "user", "assistant", "tool")
 _INDEX = {role: index for index, role in enumerate(ROLES)}
+_Text: TypeAlias = tuple[str | None, str]  # header before it, text
+_Span: TypeAlias = tuple[str, int]  # role, size in tokens
 
 
 def column(numbers: list[int]) -> str:
@@ -41,7 +43,7 @@ def tree_of(told: dict[str, Any]) -> dict[str, Any]:
     """The tree as the script reads it, of the library's."""
     columns: dict[str, list[int]] = told["columns"]
     nodes = len(columns["size"])
-    spans = told.get("spans", [[]] * nodes)
+    said, spans = _said_and_spans(told.get("texts", []), told.get("spans", []), nodes)
     columns["up"], columns["hidden"] = _ups_and_hidden(columns.pop("parent"), columns.pop("subtree"), columns["size"])
     columns["spans"] = list(map(len, spans))
     columns.setdefault("shown", [0] * nodes)
@@ -53,14 +55,33 @@ def tree_of(told: dict[str, Any]) -> dict[str, Any]:
         "num_spans": len(flat),
         "span_columns": {"role": column([_INDEX[role] for role, _ in flat]), "size": column([size for _, size in flat])},
         "roles": ROLES,
-        "texts": [_flat(messages) for messages in told.get("texts", [[]] * nodes)],
+        "texts": [_flat(messages) for messages in said],
         "causes": told["causes"],
         "names": [[visible(cut(name, NAME_BYTES)) for name in names] for names in told["names"]],
     }
 
 
-def _flat(messages: Iterable[tuple[str, str, bool, bool]]) -> list[int | str]:
-    return [part for role, text, _, ended in messages for part in (_INDEX[role], visible(text), int(ended))]
+def _said_and_spans(texts: list[_Text], spans: list[list[_Span]], nodes: int) -> tuple[list[list[Message]], list[list[_Span]]]:
+    """The messages and the spans of each node."""
+    if not texts:
+        return [[]] * nodes, [[]] * nodes
+    said = []
+    for (header, text), of_node in zip(texts, spans, strict=True):
+        # Whatever role the header names is read again.
+        said.append(messages_in(text, Chat("unknown" if header is not None else of_node[0][0], header)))
+    return said, list(map(_joined, spans, said))
+
+
+def _joined(spans: list[_Span], messages: list[Message]) -> list[_Span]:
+    """The spans of a node without that of space before the first marker, which belongs to the message that the marker begins."""
+    if len(spans) > 1 and messages and messages[0].begins and messages[0].role == spans[1][0]:
+        (_, space), (role, size), *others = spans
+        return [(role, space + size), *others]
+    return [span for span in spans if span[1] > 0]
+
+
+def _flat(messages: Iterable[Message]) -> list[int | str]:
+    return [part for message in messages for part in (_INDEX[message.role], visible(message.text), int(message.ends))]
 
 
 def _ups_and_hidden(parents: list[int], subtrees: list[int], sizes: list[int]) -> tuple[list[int], list[int]]:

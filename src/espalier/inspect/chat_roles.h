@@ -24,25 +24,13 @@ struct ChatState {
 };
 
 /// Advances `state` by one token. Supports ChatML, the headers of Llama 3, Gemma and Harmony, `[INST]`, and
-/// one token per role (`<|user|>`). Without such markers the role stays unknown.
-void advance(const Vocabulary& vocabulary, int32_t token, ChatState* state);
+/// one token per role (`<|user|>`). Without such markers the role stays unknown. If a marker that opens a
+/// message ends in the token, returns the bytes from the beginning of the marker to the end of the token;
+/// else 0.
+size_t advance(const Vocabulary& vocabulary, int32_t token, ChatState* state);
 
 /// The number of tokens before the first token that contains part of a marker that ends or opens a message;
 /// all tokens if there is none.
 int64_t tokens_before_marker(const Vocabulary& vocabulary, std::span<const int32_t> tokens);
-
-/// A message, or a part of one.
-struct Message {
-  Role role = Role::kUnknown;
-  std::string text;     // valid UTF-8, without the template's markers and the role's name
-  size_t begin = 0;     // byte of the whole text at which the message begins, with its markers
-  bool opened = false;  // it has the marker that begins a message
-  bool ended = false;   // and the one that ends it
-};
-
-/// The messages of `text`, in order. `state` is the state before the text and is advanced to its end (only
-/// `role`, `in_header` and `tail` are used). Space between messages belongs to none of them. A marker that is
-/// partly outside of `text` is not recognised, except for its role's name.
-std::vector<Message> messages_of(std::string_view text, ChatState* state);
 
 }  // namespace espalier

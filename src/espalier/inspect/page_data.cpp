@@ -103,34 +103,21 @@ std::vector<int64_t> tokens_with_text(const Forest& forest, const std::vector<in
   return tokens;
 }
 
-/// The messages of tokens; without a vocabulary one message of their ids with unknown role.
-std::vector<Message> messages_in(const Vocabulary* vocabulary, std::span<const int32_t> tokens,
-                                 ChatState* state) {
-  if (tokens.empty()) return {};
-  if (vocabulary == nullptr) return {{.text = snippet(nullptr, tokens)}};
-  std::string bytes;
-  for (const int32_t token : tokens) bytes += vocabulary->bytes(token);
-  return messages_of(bytes, state);
-}
-
-Json messages_to_json(const std::vector<Message>& messages) {
-  Json json = Json::array();
-  for (const Message& message : messages) {
-    json.push_back({to_string(message.role), message.text, message.opened, message.ended});
-  }
-  return json;
-}
-
-/// Roles and sizes in tokens of the messages of a node. A token belongs to the message in which it begins.
-Json spans_of(std::span<const int32_t> ids, const std::vector<Message>& messages,
-              const Vocabulary& vocabulary) {
+/// Roles and sizes in tokens of the messages of a node (see page_data.h). `state` is the state before it and
+/// is advanced to its end.
+Json spans_of(std::span<const int32_t> ids, const Vocabulary& vocabulary, ChatState* state) {
   Json spans = Json::array();
-  size_t at = 0, bytes = 0;
-  for (size_t m = 0; m < messages.size(); ++m) {
-    const size_t end = m + 1 < messages.size() ? messages[m + 1].begin : std::string::npos, first = at;
-    for (; at < ids.size() && bytes < end; ++at) bytes += vocabulary.bytes(ids[at]).size();
-    if (at > first) spans.push_back({to_string(messages[m].role), at - first});
+  int64_t begin = 0;
+  for (int64_t i = 0; i < std::ssize(ids); ++i) {
+    const Role role = state->role;
+    int64_t left = static_cast<int64_t>(advance(vocabulary, ids[i], state));  // bytes of the marker
+    if (left == 0) continue;
+    int64_t end = i + 1;
+    while (end > 0 && (left -= std::ssize(vocabulary.bytes(ids[end - 1]))) >= 0) --end;
+    spans.push_back({to_string(role), end - begin});
+    begin = end;
   }
+  spans.push_back({to_string(state->role), std::ssize(ids) - begin});
   return spans;
 }
 
@@ -141,11 +128,11 @@ void add_speech(const Forest& forest, const PageNodes& held, const Vocabulary& v
   std::vector<ChatState> states(held.nodes.size());  // at the end of each node
   for (size_t k = 0; k < held.nodes.size(); ++k) {
     const int64_t parent = forest.parent[held.nodes[k]];
-    ChatState before = parent < 0 ? ChatState() : states[held.index[parent]];
-    states[k] = before;
+    if (parent >= 0) states[k] = states[held.index[parent]];
     const auto ids = tokens_of(forest, held.nodes[k]);
-    texts.push_back(messages_to_json(messages_in(&vocabulary, ids.first(shown[k]), &before)));
-    spans.push_back(spans_of(ids, messages_in(&vocabulary, ids, &states[k]), vocabulary));
+    const Json header = states[k].in_header ? Json(valid_utf8(states[k].tail)) : Json();
+    texts.push_back({header, vocabulary.text(ids.first(shown[k]))});
+    spans.push_back(spans_of(ids, vocabulary, &states[k]));
   }
   (*tree)["columns"]["shown"] = shown;
   (*tree)["texts"] = std::move(texts);
@@ -223,24 +210,6 @@ Json tree_to_json(const PageContents& contents, const PageNodes& held) {
   return tree;
 }
 
-Json messages_of_example(const SharingExample& example, const Vocabulary* vocabulary, const PageNodes& held) {
-  // Text before the place has the same role, unless there is a marker in between.
-  ChatState state;
-  std::vector<Message> before = messages_in(vocabulary, example.before, &state);
-  if (before.size() <= 1 && state.role == Role::kUnknown && !state.in_header) state.role = example.role;
-  if (before.size() == 1) before[0].role = state.role;
-  const auto side = [&](int64_t node, const auto& differing, const auto& after) {
-    ChatState here = state;
-    Json json = {{"node", held.index[node]}};
-    json["differing"] = messages_to_json(messages_in(vocabulary, differing, &here));
-    json["after"] = messages_to_json(messages_in(vocabulary, after, &here));
-    return json;
-  };
-  return {{"before", messages_to_json(before)},
-          {"left", side(example.left_node, example.left, example.left_after)},
-          {"right", side(example.right_node, example.right, example.right_after)}};
-}
-
 /// The member "examples".
 Json examples_to_json(const PageContents& contents, const PageNodes& held) {
   Json json = Json::array();
@@ -248,7 +217,7 @@ Json examples_to_json(const PageContents& contents, const PageNodes& held) {
     if (cause.divergences == 0) continue;  // as in the report
     json.push_back(Json::array());
     for (const SharingExample& example : cause.examples) {
-      json.back().push_back(messages_of_example(example, contents.vocabulary, held));
+      json.back().push_back({held.index[example.left_node], held.index[example.right_node]});
     }
   }
   return json;

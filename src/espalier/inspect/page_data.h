@@ -23,9 +23,8 @@ struct PageContents {
 /// JSON with title, report (see report.h), examples and tree. Texts are valid UTF-8 and
 /// may have any characters.
 ///
-/// `examples` has for each cause of the report a list of the messages of its examples: before, left and
-/// right, of which each has the messages differing and after, and node, -1 if the page does not hold it. A
-/// message is [role, text, whether it begins here, whether it ends here].
+/// `examples` has for each cause of the report a list of the nodes of its examples: [left, right], each -1 if
+/// the page does not hold it.
 ///
 /// `tree` has `of` (the number of nodes of the forest), `causes` (their words), columns, names and, with a
 /// vocabulary, texts and spans, which have one entry per node that the page holds, in preorder:
@@ -34,7 +33,12 @@ struct PageContents {
 ///     lost_begin, lost (first token and number of tokens that another branch has, too),
 ///     cause, other (of a branch that diverges here and loses sharing: 1 + Cause, and 1 + the node of the
 ///     other branch; else 0), shown (tokens whose text is in `texts`)
-///   names of the trajectories that end there; texts: messages; spans: [role, size in tokens]
+///   names of the trajectories that end there
+///   texts: [header, text]; header is the part of a message's header that precedes the node, null if the node
+///     does not begin in a header
+///   spans: [role, size in tokens] of the message that goes on at the beginning of the node (of size 0 if the
+///     node begins with a marker), then of each message that begins in it. A token belongs to the message in
+///     which it begins.
 /// The total size of names and texts is limited.
 std::string page_data(const PageContents& contents);
 
