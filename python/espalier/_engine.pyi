@@ -1,6 +1,6 @@
 """The trainer of Espalier for Python, on LibTorch."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 import os
 
 import espalier._core
@@ -116,9 +116,14 @@ def prove_kernels(index: int) -> bool:
     Does so for the CUDA device of this index, once. Returns whether attention in bfloat16 is more than the masked form there.
     """
 
-def run_on_rank(arguments: Sequence[str], process_group: str, version: str) -> int:
+def init_model(config: str | os.PathLike, out: str | os.PathLike, seed: int, dtype: str, files: Mapping[str, str], least_tokens: int) -> int:
     """
-    Runs `espalier train` or another command, with its name first, as a rank of a process group, by its name. Returns the exit status. version: the text of --version.
+    Writes a random model with these files, texts by name. Its vocabulary must have least_tokens. Returns how many parameters it has.
+    """
+
+def run_on_rank(arguments: Sequence[str], process_group: str, version: str, split_ranks: Callable[[int], str]) -> int:
+    """
+    Runs `espalier train` or another command, with its name first, as a rank of a process group, by its name. Returns the exit status. version: the text of --version. split_ranks: makes groups of so many successive ranks, and gives the name of that of this rank.
     """
 
 def prepare_command(tells: bool) -> None:

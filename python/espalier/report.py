@@ -17,6 +17,7 @@ from .errors import InputError, python_names
 from .native import core
 from .page.render import page_of
 from .printed.inspect import report_text
+from .printed.verdict import with_verdict
 from .rows.files import Trajectories, read, trajectories
 from .rows.sequences import Row
 from .trees import Forest
@@ -46,8 +47,7 @@ class Report:
     @functools.cached_property
     def data(self) -> dict[str, Any]:
         """What `espalier inspect --json` prints."""
-        data: dict[str, Any] = json.loads(self._found.json())
-        return data
+        return with_verdict(json.loads(self._found.json()))
 
     @property
     def forest(self) -> Forest:

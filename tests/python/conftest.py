@@ -1,14 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """Shared fixtures: a byte-level ChatML tokenizer with a choice of chat templates, made without any download."""
 
+import importlib
 import json
 import os
 import shlex
 import signal
 import subprocess
 import sys
+import tempfile
 from collections import Counter
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
@@ -190,12 +193,45 @@ def own_cache(tmp_path_factory):
         yield
 
 
+def run_here(arguments, cache):
+    """A command in Python that computes with a model, in this process, which has imported PyTorch already."""
+    from espalier.commands import model_command
+
+    command = importlib.import_module(f"espalier.commands.{arguments[0]}")
+    streams = (sys.stdout, sys.stderr)
+    with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err, mock.patch.dict(os.environ, XDG_CACHE_HOME=str(cache)):
+        kept = [os.dup(number) for number in (1, 2)]
+        for number, file in ((1, out), (2, err)):
+            os.dup2(file.fileno(), number)
+        sys.stdout, sys.stderr = (open(number, "w", closefd=False) for number in (1, 2))  # noqa: SIM115
+        try:
+            status = model_command.main(command.parse, getattr(command, arguments[0]), list(map(str, arguments[1:])))
+        finally:
+            for stream in (sys.stdout, sys.stderr):
+                stream.flush()
+            sys.stdout, sys.stderr = streams
+            for number, copy in zip((1, 2), kept):
+                os.dup2(copy, number)
+                os.close(copy)
+        texts = [(file.seek(0), file.read().decode())[1] for file in (out, err)]
+    return subprocess.CompletedProcess(["espalier", *map(str, arguments)], status, *texts)
+
+
+RUN_HERE = ("init", "logprobs", "sample")
+
+
 @pytest.fixture(scope="session")
 def espalier(tmp_path_factory):
-    """Runs PROGRAM with the given arguments and a cache of the tests' own; a failure shows what it printed."""
+    """Runs PROGRAM with the given arguments and a cache of the tests' own; a failure shows what it printed. Commands of RUN_HERE run
+    in this process, which saves the import of PyTorch, unless they are to fail or have `variables` of their own."""
     common = tmp_path_factory.mktemp("cache")
 
     def run(*arguments, check=True, cache=common, variables=None):
+        starts = not check or variables is not None or "ESPALIER_PROGRAM" in os.environ or "--help" in arguments
+        if arguments[0] in RUN_HERE and not starts:
+            done = run_here(arguments, cache)
+            assert done.returncode == 0, f"{' '.join(done.args)}\n{done.stdout}{done.stderr}"
+            return done
         environment = {**os.environ, "XDG_CACHE_HOME": str(cache), **(variables or {})}
         command = [str(PROGRAM), *map(str, arguments)]
         done = subprocess.run(command, capture_output=True, text=True, env=environment)

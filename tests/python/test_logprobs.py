@@ -52,7 +52,7 @@ def test_all_of_them_agree_where_top_k_is_the_vocabulary(espalier, data, rows, t
 
 def test_fewer_are_the_first_of_all(espalier, model, data, tmp_path):
     for k in (3, VOCABULARY):
-        espalier("logprobs", "--model", model, "--data", data, "--top-k", k, "-o", tmp_path / f"{k}.jsonl")
+        espalier("logprobs", "--model", model, "--data", data, "--top-k", k, "-o", tmp_path / f"{k}.jsonl", variables={})
     for few, every in zip(lines(tmp_path / "3.jsonl"), lines(tmp_path / f"{VOCABULARY}.jsonl")):
         assert few["topk_ids"] == [ids[:3] for ids in every["topk_ids"]]
         assert few["topk_logprobs"] == [values[:3] for values in every["topk_logprobs"]]

@@ -164,12 +164,13 @@ def test_prompts_are_what_stands_before_the_loss(sample, tmp_path):
 
 def test_completions_as_text(espalier, tmp_path):
     model = tmp_path / "model"
-    espalier("init", "--config", REPOSITORY / "examples/tiny_llama.json", "--out", model, "--tokenizer", "bytes")
+    espalier("init", "--config", REPOSITORY / "examples/tiny_llama.json", "--out", model, "--tokenizer", "bytes",
+             variables={})  # fmt: skip
     chat = {"id": "c", "messages": [{"role": "user", "content": "Where?"}, {"role": "assistant", "content": "Here."}]}
     (tmp_path / "chats.jsonl").write_text(json.dumps(chat) + "\n")
     espalier("prepare", "--model", model, "--per-turn", tmp_path / "chats.jsonl", "-o", tmp_path / "rows.jsonl")
     done = espalier("sample", "--model", model, "--data", tmp_path / "rows.jsonl", "-o", tmp_path / "out.jsonl", "--text",
-                    "--max-new-tokens", 7)  # fmt: skip
+                    "--max-new-tokens", 7, variables={})  # fmt: skip
     assert "\nc/turn-0/sample-0 (" in done.stdout
     espalier("inspect", "--model", model, "--data", tmp_path / "out.jsonl")
 

@@ -28,7 +28,7 @@ def whole(least=0, most=(1 << 63) - 1):
     """A reader of whole numbers in plain decimal digits, because 010 and 0x10 are ambiguous."""
     def read(text):
         if not re.fullmatch(r"-?(0|[1-9]\d*)", text, re.ASCII):
-            _refuse("a whole number in plain decimal digits" if text.isdigit() else f"a whole number of at least {least}", text)
+            _refuse("a whole number" + (" in plain decimal digits" if re.match("-?0", text) else f" of at least {least}"), text)
         if not least <= int(text) <= most:
             _refuse(f"a whole number of at {f'least {least}' if int(text) < least else f'most {most}'}", text)
         return int(text)
@@ -64,7 +64,8 @@ def device(text):
     return text
 
 
-def _word(words):
+def word(words):
+    """A reader of one of these words."""
     def read(text):
         if text not in words:
             _refuse(f"{', '.join(words[:-1])} or {words[-1]}", text)
@@ -100,8 +101,8 @@ class _Formatter(argparse.RawDescriptionHelpFormatter):
 class ModelParser(ArgumentParser):
     """The flags of a command, none of which has a default: what is not given is left to the library."""
 
-    def __init__(self, name, description, epilog):
-        usage = f"espalier {name} --model DIR --data FILE... --out FILE [FLAGS]"
+    def __init__(self, name, description, epilog, usage=""):
+        usage = usage or f"espalier {name} --model DIR --data FILE... --out FILE [FLAGS]"
         super().__init__(prog=f"espalier {name}", usage=usage, description=description, epilog=epilog, formatter_class=_Formatter,
                          allow_abbrev=False, add_help=False)  # fmt: skip
 
@@ -119,7 +120,7 @@ class ModelParser(ArgumentParser):
     def option(self, kind, name, least=0, most=None, help=""):
         """The flag of an option that Python has in a dataclass, with its meaning, words and default."""
         text, words, value = _described(kind)[name]
-        read = device if name == "device" else _word(words) if words else size if value == "SIZE" else None
+        read = device if name == "device" else word(words) if words else size if value == "SIZE" else None
         if value == "N":
             read = whole(least) if most is None else whole(least, most)
         elif value == "X":
@@ -162,6 +163,10 @@ class ModelParser(ArgumentParser):
         """Comes last."""
         self.group("Other")
         self.flag("config", "TOML file with these flags as keys. Flags on the command line take precedence", "FILE", path="file")
+        self.help()
+
+    def help(self):
+        self.group("Other")
         self._group.add_argument("-h", "--help", action="help", help="Print this help and exit")
 
     def error(self, message):

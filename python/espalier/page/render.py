@@ -10,6 +10,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+from ..printed.verdict import with_verdict
 from .lost import lost_html
 from .summary import summary_html
 from .text import html, visible
@@ -21,7 +22,7 @@ _SCRIPTS = ("tree.js", "view.js", "chart.js", "panel.js", "search.js", "distribu
 
 def page_of(*, title: str, report: dict[str, Any], examples: list[list[tuple[int, int]]], tree: dict[str, Any]) -> str:
     """The page of the members of the library's page_data, as text."""
-    tree = tree_of(tree)
+    tree, report = tree_of(tree), with_verdict(report)
     parts = {
         "title": html(title),
         "css": _part("page.css"),

@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The text of `espalier inspect`, made of what --json gives."""
+"""What `espalier inspect` prints."""
 
+import json
 from collections import Counter
 from typing import Any
 
 from ..commands.console import count_of
 from .figures import gains_text, quoted, shortened
+from .verdict import with_verdict
 
 _TOTALS = (("trajectories", "trajectories", ","), ("trees", "trees", ","), ("nodes", "nodes", ","), ("leaves", "leaves", ","),
            ("flat tokens", "flat_tokens", ","), ("append-only tokens", "append_only_tokens", ","),
@@ -14,8 +16,11 @@ _TOTALS = (("trajectories", "trajectories", ","), ("trees", "trees", ","), ("nod
            ("mean branching", "mean_branching", ".2f"), ("largest branching", "max_branching", ","))  # fmt: skip
 
 
-def report_text(report: dict[str, Any], *, has_model: bool) -> str:
-    """The report as lines that are safe to print on a terminal."""
+def report_text(report: dict[str, Any], *, has_model: bool, as_json: bool = False) -> str:
+    """The library's report as lines that are safe to print on a terminal, or what --json gives."""
+    report = with_verdict(report)
+    if as_json:
+        return json.dumps(report, indent=2, ensure_ascii=False) + "\n"
     verdict = report["verdict"]
     text = "".join(f"{name:<22}{format(report[key], form):>16}\n" for name, key, form in _TOTALS)
     text += _multiplicity(report) + _depth(report) + _sharing(report["sharing"])

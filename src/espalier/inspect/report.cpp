@@ -4,12 +4,8 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
-#include <algorithm>
 #include <cmath>
 #include <utility>
-
-#include "espalier/base/printable.h"
-#include "espalier/base/units.h"
 
 namespace espalier {
 namespace {
@@ -46,11 +42,6 @@ std::string both_gains(const Gains& gains) {
 namespace {
 
 using Json = nlohmann::ordered_json;
-
-// Smaller gains are reported as small, and as none.
-constexpr double kClearGain = 1.5, kSmallGain = 1.1;
-// Losses below this fraction of the tree tokens are not worth changing the data.
-constexpr double kSmallLoss = 0.02;
 
 Json map_to_json(const std::map<int64_t, int64_t>& counts) {
   Json json = Json::object();
@@ -144,83 +135,10 @@ Json sharing_to_json(const InspectReport& report, const Trajectories& trajectori
           {"not_examined", sharing.not_examined},
           {"lost_tokens", sharing.lost_tokens()},
           {"lost_tokens_between_groups", sharing.lost_tokens_between_groups()},
-          {"cached_token_ratio_without_losses", ratio_without_losses(report)},
-          {"how_counted", kHowLossIsCounted},
           {"causes", std::move(causes)}};
 }
 
-// The text quoted on one line, shortened at the back.
-std::string quoted(const std::string& text, size_t most) {
-  std::string line = printable(text);
-  if (line.size() > most) {
-    size_t cut = most;
-    while (cut > 0 && (static_cast<unsigned char>(line[cut]) & 0xC0) == 0x80) --cut;
-    line = line.substr(0, cut) + "...";
-  }
-  return '"' + line + '"';
-}
-
 }  // namespace
-
-const char* const kHowLossIsCounted =
-    "Tokens lost: for each branch that diverges for this cause, the equal ids that follow the differing "
-    "text, up to the next difference (numbers and ids in the same message are skipped). This is a lower "
-    "bound of the tokens that are encoded again. Between groups: the lost tokens that only trajectories of "
-    "other groups have. They are encoded once if the groups are in the same step.";
-
-double ratio_without_losses(const InspectReport& report) {
-  const int64_t left = report.statistics.tree_tokens - report.sharing.lost_tokens();
-  if (left <= 0) return report.statistics.cached_token_ratio;
-  return static_cast<double>(report.statistics.flat_tokens) / static_cast<double>(left);
-}
-
-namespace {
-
-std::string verdict_text(const Gains& gains) {
-  const std::string figures = both_gains(gains);
-  if (gains.over_packing < kSmallGain) {
-    return fmt::format(
-        "trees do not help ({}): almost nothing is shared. Training on trees is not slower either.", figures);
-  }
-  if (gains.over_append_only < kSmallGain) {
-    return fmt::format(
-        "trees help only if your trainer encodes every trajectory ({}): a trainer that drops trajectories "
-        "which others extend gains as much.",
-        figures);
-  }
-  if (gains.leading() < kClearGain) return fmt::format("trees help a little: {}.", figures);
-  return fmt::format("train on trees: {}.", figures);
-}
-
-}  // namespace
-
-Verdict verdict_of(const InspectReport& report) {
-  const Gains& gains = report.gains;
-  Verdict verdict;
-  verdict.worth_it = gains.over_packing >= kSmallGain && gains.over_append_only >= kSmallGain;
-  verdict.text = verdict_text(gains);
-  const SharingReport& sharing = report.sharing;
-  const int64_t lost = sharing.lost_tokens(), between = sharing.lost_tokens_between_groups();
-  const double part =
-      static_cast<double>(lost) / static_cast<double>(std::max<int64_t>(1, report.statistics.tree_tokens));
-  if (part < kSmallLoss) return verdict;
-  const auto worst = std::max_element(sharing.causes.begin(), sharing.causes.end(),
-                                      [](const auto& a, const auto& b) { return a.tokens < b.tokens; });
-  const auto cause = static_cast<Cause>(worst - sharing.causes.begin());
-  std::string values;
-  for (size_t i = 0; i < std::min<size_t>(worst->values.size(), 2); ++i) {
-    values += (i == 0 ? " (" : ", ") + quoted(worst->values[i], 48);
-  }
-  verdict.advice = fmt::format(
-      "At least {} ({:.0f}% of the tree tokens) {} encoded again although {} equal{}; first "
-      "cause: {}{}. To share {}, {}; the cached-token ratio would be {:.2f} or more instead of {:.2f}.",
-      count_of(lost, "token", "tokens"), part * 100, lost == 1 ? "is" : "are",
-      lost == 1 ? "it is" : "they are",
-      between > 0 ? fmt::format(", {} of them between groups", with_commas(between)) : "",
-      text_of(cause).phrase, values.empty() ? "" : values + ")", lost == 1 ? "it" : "them",
-      text_of(cause).remedy, ratio_without_losses(report), report.statistics.cached_token_ratio);
-  return verdict;
-}
 
 std::string snippet(const Vocabulary* vocabulary, std::span<const int32_t> tokens) {
   if (vocabulary != nullptr) return vocabulary->text(tokens);
@@ -229,17 +147,12 @@ std::string snippet(const Vocabulary* vocabulary, std::span<const int32_t> token
 
 nlohmann::ordered_json to_json(const InspectReport& report, const Trajectories& trajectories,
                                const Vocabulary* vocabulary) {
-  const Verdict verdict = verdict_of(report);
   Json json = statistics_to_json(report.statistics);
   json["sharing_by_depth"] = depth_to_json(report.by_depth);
   json["predicted_speedup_over_sequence_packing"] = report.gains.over_packing;
   json["predicted_speedup_over_append_only"] = report.gains.over_append_only;
   json["prediction_counts"] = report.gains.in_flops ? "FLOPs" : "tokens";
   json["sharing"] = sharing_to_json(report, trajectories, vocabulary);
-  json["verdict"] = {{"worth_it", verdict.worth_it},
-                     {"leads_with", report.gains.merging_helps() ? "append_only" : "sequence_packing"},
-                     {"text", verdict.text},
-                     {"advice", verdict.advice}};
   return json;
 }
 

@@ -30,7 +30,6 @@ struct Gains {
   /// because it is what trees add. Otherwise (a group of answers to one prompt, for example) the gain over
   /// packing is listed first.
   bool merging_helps() const;
-  double leading() const { return merging_helps() ? over_append_only : over_packing; }
 };
 
 /// Both gains, the leading one first: "1.21x over append-only merging and 10.50x over sequence packing".
@@ -43,24 +42,10 @@ struct InspectReport {
   SharingReport sharing;
 };
 
-/// Flat / tree if all lost tokens were shared, a lower bound (see CauseReport::tokens).
-double ratio_without_losses(const InspectReport& report);
-
-/// A sentence on whether to train on trees, by the leading gain (Gains), and one on what to change first if
-/// much is lost.
-struct Verdict {
-  bool worth_it = false;
-  std::string text;
-  std::string advice;  // empty if little is lost
-};
-Verdict verdict_of(const InspectReport& report);
-
-/// A sentence for users on how CauseReport::tokens is counted.
-extern const char* const kHowLossIsCounted;
-
 /// The text of a token sequence, or its ids without a vocabulary.
 std::string snippet(const Vocabulary* vocabulary, std::span<const int32_t> tokens);
 
+/// Without the verdict, which Python adds (python/espalier/printed/verdict.py).
 nlohmann::ordered_json to_json(const InspectReport& report, const Trajectories& trajectories,
                                const Vocabulary* vocabulary);
 

@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // The Python module espalier._engine: converts arguments and results, and calls the Engine without the GIL.
+#include <c10/util/accumulate.h>
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/filesystem.h>
 #include <nanobind/stl/function.h>
+#include <nanobind/stl/map.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
@@ -16,6 +18,8 @@
 #include "espalier/cli/program.h"
 #include "espalier/data/trajectories.h"
 #include "espalier/distributed/process_group.h"
+#include "espalier/model/init.h"
+#include "espalier/model/weights/tensor_bytes.h"
 #include "espalier/python/arrays.h"
 #include "espalier/python/bindings.h"
 #include "espalier/python_engine/engine.h"
@@ -50,6 +54,23 @@ TermFunction calling(nb::handle function) {
     return CustomValue{.loss = nb::cast<double>(result[0]),
                        .gradient = {gradient.data(), gradient.data() + gradient.size()}};
   };
+}
+
+int64_t init_model_of(const std::filesystem::path& config, const std::filesystem::path& out, uint64_t seed,
+                      const std::string& dtype, const std::map<std::string, std::string>& files,
+                      int64_t least_tokens) {
+  const int64_t vocab_size = read_config_file(config).vocab_size;
+  ESPALIER_CHECK(
+      vocab_size >= least_tokens,
+      "vocab_size: the byte-level tokenizer expected at least {} (256 bytes and 3 special tokens), "
+      "received {}",
+      least_tokens, vocab_size);
+  init_model({config, out, seed, parse_dtype(dtype), files});
+  int64_t parameters = 0;
+  for (const ParameterShape& parameter : parameter_shapes(read_config(out))) {
+    parameters += c10::multiply_integers(parameter.shape);
+  }
+  return parameters;
 }
 
 Metrics forward_backward(Engine& engine, const Trajectories& rows, const Indices& indices,
@@ -216,6 +237,11 @@ NB_MODULE(_engine, module) {
       "prove_kernels", &prove_kernels, nanobind::arg("index"), nanobind::call_guard<Interruptible>(),
       "Does so for the CUDA device of this index, once. Returns whether attention in bfloat16 is more than "
       "the masked form there.");
+  module.def("init_model", &init_model_of, nanobind::arg("config"), nanobind::arg("out"),
+             nanobind::arg("seed"), nanobind::arg("dtype"), nanobind::arg("files"),
+             nanobind::arg("least_tokens"), nanobind::call_guard<nanobind::gil_scoped_release>(),
+             "Writes a random model with these files, texts by name. Its vocabulary must have least_tokens. "
+             "Returns how many parameters it has.");
   module.def(
       "run_on_rank", &espalier::cli::run_on_rank, nanobind::arg("arguments"), nanobind::arg("process_group"),
       nanobind::arg("version"), nanobind::arg("split_ranks"),

@@ -31,7 +31,7 @@ void add_all_commands(std::deque<Command>* all, const std::function<std::string(
   add(device_command());
   group = "Random data and models";
   add(synth_command());
-  add(init_command());
+  add(python_command("init"));
   group = "Shell";
   add(completion_command(all));
   add(man_command(all, version));

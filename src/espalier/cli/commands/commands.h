@@ -66,7 +66,6 @@ Vocabulary read_vocabulary(const std::string& command, const std::filesystem::pa
 Command bench_command();
 Command completion_command(const std::deque<Command>* all);
 Command device_command();
-Command init_command();
 Command inspect_command();
 Command man_command(const std::deque<Command>* all, const std::function<std::string()>& version);
 Command plan_command();
@@ -88,6 +87,5 @@ inline constexpr const char* kSummaryOfBench =
     "Measure strategies against sequence packing, interleaved, with the FLOP bound";
 inline constexpr const char* kSummaryOfDevice =
     "Print the CPU and GPUs of this machine and the kernels that run on them";
-inline constexpr const char* kSummaryOfInit = "Create a model with random weights from a config.json";
 
 }  // namespace espalier::cli

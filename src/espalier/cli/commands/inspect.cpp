@@ -65,14 +65,11 @@ void run_inspect(const InspectArguments& flags) {
     write_text(flags.html,
                by_python("inspect", "page", page_data({title, report, trajectories, forest, vocabulary})));
   }
-  if (flags.json) {
-    print_output("{}\n", to_json(report, trajectories, vocabulary).dump(2));
-  } else {
-    const nlohmann::ordered_json found = {{"report", to_json(report, trajectories, vocabulary)},
-                                          {"has_model", !flags.model.empty()}};
-    print_output("{}", by_python("inspect", "inspect", found.dump()));
-    if (!flags.html.empty()) print_output("wrote {}\n", printable(flags.html));
-  }
+  const nlohmann::ordered_json found = {{"report", to_json(report, trajectories, vocabulary)},
+                                        {"has_model", !flags.model.empty()},
+                                        {"as_json", flags.json}};
+  print_output("{}", by_python("inspect", "inspect", found.dump()));
+  if (!flags.json && !flags.html.empty()) print_output("wrote {}\n", printable(flags.html));
 }
 
 }  // namespace

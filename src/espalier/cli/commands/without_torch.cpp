@@ -42,10 +42,6 @@ Command device_command() {
   return needs_libtorch("device", kSummaryOfDevice);
 }
 
-Command init_command() {
-  return needs_libtorch("init", kSummaryOfInit);
-}
-
 ModelPlanner planner_of_model(const PlanArguments&) {
   refuse("plan --model");
 }
