@@ -199,6 +199,8 @@ def run_here(arguments, cache):
 
     command = importlib.import_module(f"espalier.commands.{arguments[0]}")
     streams = (sys.stdout, sys.stderr)
+    # A command ends at these, and leaves that to the process, which goes on to other tests.
+    handlers = {number: signal.getsignal(number) for number in ENDING}
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err, mock.patch.dict(os.environ, XDG_CACHE_HOME=str(cache)):
         kept = [os.dup(number) for number in (1, 2)]
         for number, file in ((1, out), (2, err)):
@@ -210,6 +212,8 @@ def run_here(arguments, cache):
             for stream in (sys.stdout, sys.stderr):
                 stream.flush()
             sys.stdout, sys.stderr = streams
+            for number, handler in handlers.items():
+                signal.signal(number, handler)
             for number, copy in zip((1, 2), kept):
                 os.dup2(copy, number)
                 os.close(copy)
@@ -217,6 +221,7 @@ def run_here(arguments, cache):
     return subprocess.CompletedProcess(["espalier", *map(str, arguments)], status, *texts)
 
 
+ENDING = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGPIPE, signal.SIGXFSZ)
 RUN_HERE = ("init", "logprobs", "sample")
 
 

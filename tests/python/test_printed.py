@@ -27,7 +27,7 @@ def test_the_byte_tokenizer_numbers_bytes(espalier, tmp_path):
     assert (tmp_path / "model/chat_template.jinja").read_text() == known.chat_template
     (tmp_path / "config.json").write_text(json.dumps(config | {"vocab_size": 258}))
     done = espalier("init", "--config", tmp_path / "config.json", "--out", tmp_path / "small", "--tokenizer", "bytes", check=False)
-    assert done.returncode == 1 and "vocab_size: the byte-level tokenizer expected at least 259" in done.stderr
+    assert done.returncode == 1 and "vocab_size: expected at least the 259 tokens of the tokenizer" in done.stderr
     assert not (tmp_path / "small").exists()
 
 

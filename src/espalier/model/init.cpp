@@ -157,18 +157,23 @@ at::Tensor init_parameter(const DecoderConfig& config, const ParameterShape& par
 
 }  // namespace
 
-void init_model(const InitOptions& options) {
+int64_t init_model(const InitOptions& options) {
   const DecoderConfig config = read_config_file(options.config);
+  ESPALIER_CHECK(config.vocab_size >= options.least_tokens,
+                 "vocab_size: expected at least the {} tokens of the tokenizer, received {}",
+                 options.least_tokens, config.vocab_size);
   const std::string config_text = config_with_dtype(options.config, dtype_name(options.dtype));
   check_new_folder(options.out);
   PartialFolder folder(options.out);
   fs::create_directory(folder.path());
   for (const auto& [name, text] : options.files) write_text(folder.path() / name, text);
 
+  int64_t count = 0;
   std::map<std::string, at::Tensor> values;
   std::vector<std::string> names;  // of the tensors to write, in the order of the parameters
   for (const ParameterShape& parameter : parameter_shapes(config)) {
     values.emplace(parameter.name, init_parameter(config, parameter, options.seed, options.dtype));
+    count += values[parameter.name].numel();
     const std::optional<FusedPlace> place = fused_place(parameter.name);
     const bool is_fused = place && place->always;
     if (!is_fused || (place->expert == 0 && place->part == 0))
@@ -186,6 +191,7 @@ void init_model(const InitOptions& options) {
   write_safetensors(folder.path() / "model.safetensors", tensors, {{"format", "pt"}});
   write_text(folder.path() / "config.json", config_text);
   folder.commit();
+  return count;
 }
 
 Decoder init_decoder(DecoderConfig config, uint64_t seed, at::ScalarType dtype, at::Device device) {

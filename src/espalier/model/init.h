@@ -21,14 +21,15 @@ struct InitOptions {
   uint64_t seed = 0;
   at::ScalarType dtype = at::kFloat;
   std::map<std::string, std::string> files = {};  // more files of the folder: texts by name
+  int64_t least_tokens = 0;                       // the vocab_size must not be smaller: of a tokenizer
 };
 
 /// Writes a model folder with weights initialised as in Transformers: normal(0, initializer_range) for
 /// matrices and embeddings, 1 for norms (0 where 1 is added), 0 for biases; decay rates of gated delta rules
 /// uniform in [0.01, 16), of state spaces 1, 2, ...; steps, convolutions and output projections of mamba2
 /// likewise. Each tensor has its own random stream, so a value depends only on seed, checkpoint name and
-/// index.
-void init_model(const InitOptions& options);
+/// index. Returns the number of parameters.
+int64_t init_model(const InitOptions& options);
 
 /// The same model in memory, as load_decoder would load it from float32.
 Decoder init_decoder(DecoderConfig config, uint64_t seed, at::ScalarType dtype, at::Device device = at::kCPU);

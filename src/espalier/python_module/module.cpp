@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 // The Python module espalier._engine: converts arguments and results, and calls the Engine without the GIL.
-#include <c10/util/accumulate.h>
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/filesystem.h>
@@ -56,21 +55,10 @@ TermFunction calling(nb::handle function) {
   };
 }
 
-int64_t init_model_of(const std::filesystem::path& config, const std::filesystem::path& out, uint64_t seed,
-                      const std::string& dtype, const std::map<std::string, std::string>& files,
-                      int64_t least_tokens) {
-  const int64_t vocab_size = read_config_file(config).vocab_size;
-  ESPALIER_CHECK(
-      vocab_size >= least_tokens,
-      "vocab_size: the byte-level tokenizer expected at least {} (256 bytes and 3 special tokens), "
-      "received {}",
-      least_tokens, vocab_size);
-  init_model({config, out, seed, parse_dtype(dtype), files});
-  int64_t parameters = 0;
-  for (const ParameterShape& parameter : parameter_shapes(read_config(out))) {
-    parameters += c10::multiply_integers(parameter.shape);
-  }
-  return parameters;
+int64_t init_model(const std::filesystem::path& config, const std::filesystem::path& out, uint64_t seed,
+                   const std::string& dtype, const std::map<std::string, std::string>& files,
+                   int64_t least_tokens) {
+  return espalier::init_model({config, out, seed, parse_dtype(dtype), files, least_tokens});
 }
 
 Metrics forward_backward(Engine& engine, const Trajectories& rows, const Indices& indices,
@@ -237,7 +225,7 @@ NB_MODULE(_engine, module) {
       "prove_kernels", &prove_kernels, nanobind::arg("index"), nanobind::call_guard<Interruptible>(),
       "Does so for the CUDA device of this index, once. Returns whether attention in bfloat16 is more than "
       "the masked form there.");
-  module.def("init_model", &init_model_of, nanobind::arg("config"), nanobind::arg("out"),
+  module.def("init_model", &init_model, nanobind::arg("config"), nanobind::arg("out"),
              nanobind::arg("seed"), nanobind::arg("dtype"), nanobind::arg("files"),
              nanobind::arg("least_tokens"), nanobind::call_guard<nanobind::gil_scoped_release>(),
              "Writes a random model with these files, texts by name. Its vocabulary must have least_tokens. "
