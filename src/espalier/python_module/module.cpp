@@ -225,9 +225,9 @@ NB_MODULE(_engine, module) {
       "prove_kernels", &prove_kernels, nanobind::arg("index"), nanobind::call_guard<Interruptible>(),
       "Does so for the CUDA device of this index, once. Returns whether attention in bfloat16 is more than "
       "the masked form there.");
-  module.def("init_model", &init_model, nanobind::arg("config"), nanobind::arg("out"),
-             nanobind::arg("seed"), nanobind::arg("dtype"), nanobind::arg("files"),
-             nanobind::arg("least_tokens"), nanobind::call_guard<nanobind::gil_scoped_release>(),
+  module.def("init_model", &init_model, nanobind::arg("config"), nanobind::arg("out"), nanobind::arg("seed"),
+             nanobind::arg("dtype"), nanobind::arg("files"), nanobind::arg("least_tokens"),
+             nanobind::call_guard<nanobind::gil_scoped_release>(),
              "Writes a random model with these files, texts by name. Its vocabulary must have least_tokens. "
              "Returns how many parameters it has.");
   module.def(
