@@ -192,17 +192,22 @@ TEST(KeyReads, AWindowNeedsItsNeighboursAlone) {
   }
 }
 
+// Up to where a cut moves to the beginning of a branch.
 TEST(TokenDivision, RanksHaveEqualShares) {
   for (uint64_t seed = 0; seed < seeds(50); ++seed) {
-    const Divided given = random_case(seed);
-    for (size_t m = 0; m < given.batches.size(); ++m) {
-      const int64_t tokens = given.layouts[m].num_tokens();
-      if (tokens < 40 * given.ranks) continue;
-      for (int64_t rank = 0; rank < given.ranks; ++rank) {
-        const auto share = static_cast<double>(given.divisions[m].tokens(rank).size() * given.ranks);
-        EXPECT_NEAR(share / static_cast<double>(tokens), 1, 0.15);
-      }
+    SCOPED_TRACE(seed);
+    const int64_t ranks = 2 + static_cast<int64_t>(seed % 5);
+    const Forest forest = testing::forest_of(
+        synthesize({.depth = 3, .branching = 3, .node_length = 60, .seed = test_seed(seed)}));
+    const Layout layout = make_layout(forest, whole_forest(forest));
+    const TokenDivision division(layout, ranks, kPair);
+    int64_t tokens = 0;
+    for (int64_t rank = 0; rank < ranks; ++rank) {
+      const int64_t own = std::ssize(division.tokens(rank));
+      tokens += own;
+      EXPECT_NEAR(static_cast<double>(own * ranks) / static_cast<double>(layout.num_tokens()), 1, 0.15);
     }
+    EXPECT_EQ(tokens, layout.num_tokens());
   }
 }
 

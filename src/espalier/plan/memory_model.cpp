@@ -21,12 +21,14 @@ Load part_of(const MemoryModel& model, Load load) {
 }
 
 // Bytes that a rank receives, at most: the keys and values of the other ranks, where each has so many tokens.
-// Those of a layer are kept for its backward pass unless the layer is recomputed.
+// Those of a layer are kept for its backward pass unless the layer is recomputed. While a layer exchanges,
+// rows that are sent, received, and added up are there beside them, and their gradients.
 double received_bytes(const MemoryModel& model, int64_t tokens) {
-  int64_t width = model.cost.context_per_token();
-  if (model.checkpoint_activations == CheckpointActivations::kLayer) {
-    width = std::ranges::max(model.cost.layers, {}, &LayerCost::context_per_token).context_per_token;
-  }
+  constexpr int64_t kCopies = 4;
+  const int64_t largest =
+      std::ranges::max(model.cost.layers, {}, &LayerCost::context_per_token).context_per_token;
+  const bool is_kept = model.checkpoint_activations != CheckpointActivations::kLayer;
+  const int64_t width = kCopies * largest + (is_kept ? model.cost.context_per_token() : largest);
   return real((model.context_parallel - 1) * tokens) * real(width * model.element_bytes);
 }
 

@@ -77,6 +77,12 @@ TimeModel assumed_time_model(const ModelCost& model, Processor processor) {
            seconds_of(step_flops(model, {.logit_rows = 1}).head)}};
 }
 
+TimeModel of_part(TimeModel model, int64_t ranks) {
+  constexpr size_t kFixed = 2;  // of a micro-batch, of a layer
+  for (size_t i = kFixed; i < model.seconds.size(); ++i) model.seconds[i] /= static_cast<double>(ranks);
+  return model;
+}
+
 double predicted_seconds(const TimeModel& model, const Load& load,
                          CheckpointActivations checkpoint_activations) {
   // Recomputation adds one more forward pass of the layers.

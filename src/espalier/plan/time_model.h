@@ -39,6 +39,10 @@ double predicted_seconds(const TimeModel& model, const Load& load,
 /// Seconds of a forward pass alone, LM head included.
 double predicted_forward_seconds(const TimeModel& model, const Load& load);
 
+/// The times of one of so many ranks that compute every micro-batch together: it has an equal part of all but
+/// the costs of micro-batches and layers.
+TimeModel of_part(TimeModel model, int64_t ranks);
+
 /// Name of the file in the folder of a training run.
 inline constexpr const char* kCostModelFile = "cost_model.json";
 

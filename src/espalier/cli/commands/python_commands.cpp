@@ -206,7 +206,7 @@ Command python_command(std::string_view name) {
        "torch"},
       {"init",
        "Create a model with random weights from a config.json",
-       {"-m", "espalier.commands.init"},
+       {"-P", "-m", "espalier.commands.init"},
        "torch"},
       {"rerun",
        "Repeat a run in a new folder, or name what has changed since: data, model or program",

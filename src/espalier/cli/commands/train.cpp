@@ -156,9 +156,7 @@ TrainOptions options_of(const TrainArguments& flags, const MixedData& data, cons
                     seconds.begin());
   options.predicted_costs =
       flags.planning.measured_costs(use, [](const std::string& text) { log_line("{}", text); });
-  // What grows with the micro-batch is that of a rank's part.
-  TimeFeatures& predicted = options.predicted_costs->time.seconds;
-  for (size_t i = 2; i < predicted.size(); ++i) predicted[i] /= static_cast<double>(flags.context_parallel);
+  options.predicted_costs->time = of_part(options.predicted_costs->time, flags.context_parallel);
   return options;
 }
 
