@@ -27,7 +27,10 @@
 #                      head         bench/gpu_head.py
 #                      step4b_rest  the other prompts and ratios of Qwen3-4B, activations of layers computed again
 #                      attention_flex  bench/gpu_attention.py with FlexAttention on every tree, most of which is compiling
-#                    The last two seldom get a turn in a call with all stages: they are for a call of their own.
+#                      papers       bench/papers at full size: peers.py with FlexAttention, long_prompts.py for three kinds of models. Tables
+#                                   and pictures in OUT/papers. peers.py needs Transformers there, and takes TRL, PrefixGrouper and
+#                                   flash-preference where that Python has them
+#                    The last three seldom get a turn in a call with all stages: they are for a call of their own.
 #                    (default: all; without build, build/gpu is used as it is)
 #   --kinds LIST     values of ESPALIER_ATTENTION that stage attention compares (default: see above)
 #   --attention KIND ESPALIER_ATTENTION in steps (default: what qualify found right)
@@ -49,7 +52,7 @@ set -euo pipefail
 called_from=$PWD
 cd "$(dirname "$0")/.."
 
-all_stages=build,libraries,waves,qualify,tests,verify,sanitizer,models,attention,step,step4b,head,step4b_rest,attention_flex
+all_stages=build,libraries,waves,qualify,tests,verify,sanitizer,models,attention,step,step4b,head,step4b_rest,attention_flex,papers
 stages=$all_stages
 seconds=570
 jobs=$(nproc)
@@ -205,6 +208,27 @@ configure_and_build() {
     cmake --build "$build" --parallel "$jobs" --target "${targets[@]}" -- -k 0
 }
 
+# bin/espalier, which tests and scripts start.
+link_command() {
+  if ! $dry_run && [[ ! -e bin/espalier ]]; then
+    mkdir -p bin && ln -sfn "../$build/src/espalier/cli/espalier" bin/espalier
+  fi
+}
+
+# $1: the page for its tables. One that fails must not keep the others from being drawn.
+draw_papers() {
+  local status=0 drawing
+  local -a shared=(--full --device cuda --dtype bfloat16 --out "$out/papers")
+  : >"$1"
+  for drawing in peers long_prompts "long_prompts --models qwen3_moe granite_hybrid"; do
+    # shellcheck disable=SC2086  # a script and its options
+    set -- "$1" $drawing
+    "$python" "bench/papers/$2.py" "${@:3}" "${shared[@]}" >>"$1" || status=$?
+    echo >>"$1"
+  done
+  return "$status"
+}
+
 stage() {
   local checks=(env OMP_NUM_THREADS=4 "$python" bench/gpu_checks.py --build "$build" --seconds @S --log "$out/checks.log")
   local steps=(env "ESPALIER_ATTENTION=$attention" "$python" bench/gpu_step.py --scratch "$models"
@@ -265,10 +289,14 @@ stage() {
       run head 45 "$python" bench/gpu_head.py --ops "$ops" --case-seconds 1 --seconds @S "${output[@]}"
       ;;
     models)
-      if ! $dry_run && [[ ! -e bin/espalier ]]; then  # which the tests start
-        mkdir -p bin && ln -sfn "../$build/src/espalier/cli/espalier" bin/espalier
-      fi
+      link_command
       run models 300 env "ESPALIER_OPS=$ops" "$python" -m pytest -q -rA -p no:cacheprovider tests/python/test_on_gpu.py
+      ;;
+    papers)
+      link_command
+      export python out
+      export -f draw_papers
+      run papers 560 env "ESPALIER_OPS=$ops" "PYTHONPATH=$PWD/python${PYTHONPATH:+:$PYTHONPATH}" bash -c "draw_papers $work/papers.md"
       ;;
     sanitizer) run sanitizer 100 "${checks[@]}" --parts sanitizer --parallel 4 "${output[@]}" ;;
   esac

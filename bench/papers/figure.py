@@ -45,9 +45,14 @@ def flags(script, doc):
 
 
 def full_size_flags(parser):
+    parser.add_argument("--divisor", type=int, help="lengths are the published ones over this (default: 16, with --quick 64)")
+    device_flags(parser, "the published lengths, and models four times as wide: for a GPU")
+
+
+def device_flags(parser, full):
+    """full: help for --full."""
     add = parser.add_argument
-    add("--divisor", type=int, help="lengths are the published ones over this (default: 16, with --quick 64)")
-    add("--full", action="store_true", help="the published lengths, and models four times as wide: for a GPU")
+    add("--full", action="store_true", help=full)
     add("--device", default="cpu", help="cpu, cuda or cuda:N (default: %(default)s)")
     add("--dtype", default="float32", choices=("float32", "bfloat16"), help="(default: %(default)s)")
 

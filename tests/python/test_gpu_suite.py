@@ -529,7 +529,7 @@ def test_folders_and_architectures(tmp_path):
 def test_dry_run_prints_every_stage():
     done = suite("--dry-run")
     assert done.returncode == 0, done.stderr
-    for stage in ("libraries", "waves", "qualify", "tests", "verify", "models", "attention", "step", "step4b", "head", "sanitizer", "step4b_rest", "attention_flex"):  # fmt: skip
+    for stage in ("libraries", "waves", "qualify", "tests", "verify", "models", "attention", "step", "step4b", "head", "sanitizer", "step4b_rest", "attention_flex", "papers"):  # fmt: skip
         assert f"[{stage}, " in done.stdout
     assert "CMAKE_CUDA_ARCHITECTURES" in done.stdout and "@S" not in done.stdout
     assert [line.split(",")[0] for line in suite("--dry-run", "--stages", "head,step").stdout.splitlines()] == ["[step", "[head"]

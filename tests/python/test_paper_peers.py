@@ -8,6 +8,7 @@ import sys
 import xml.etree.ElementTree as ElementTree
 
 import pytest
+import torch
 
 from conftest import REPOSITORY
 from small_models import MODELS
@@ -62,6 +63,34 @@ def test_a_peer_that_sees_other_rows_stops_the_run(small, monkeypatch, capsys):
     monkeypatch.setattr(peers, "mask_of", lambda node, parent: (node[:, None] >= 0).expand(-1, len(node)).tril()[None, None])
     assert peers.main(small) == 1
     assert "ART, depth 4: gradients differ from those of float64 by" in capsys.readouterr().err
+
+
+def test_masks_for_flex_attention_are_the_dense_ones():
+    from torch.nn.attention.flex_attention import create_mask
+
+    generator = torch.Generator().manual_seed(5)
+    lengths = torch.randint(0, 4, (150,), generator=generator)  # nodes without tokens among them
+    parent = [int(torch.randint(-1, max(number, 1), (), generator=generator)) for number in range(150)]
+    node = torch.arange(150).repeat_interleave(lengths)
+    dense = peers.mask_of(node, parent)
+    assert torch.equal(create_mask(peers.flex_mask(node, parent), 1, 1, len(node), len(node), device="cpu"), dense)
+    for query in (0, 77, len(node) - 1):  # the definition
+        path = [int(node[query])]
+        while parent[path[-1]] >= 0 and parent[path[-1]] != path[-1]:
+            path.append(parent[path[-1]])
+        assert dense[0, 0, query].tolist() == [key <= query and int(node[key]) in path for key in range(len(node))]
+
+
+def test_flash_preference_computes_the_same_gradients(small, monkeypatch, tmp_path):
+    pytest.importorskip("flash_pref")
+    tree = lambda prompt: workloads.group(*prompt, 2, 4096, seed=prompt[0])
+    monkeypatch.setattr(peers, "data_sets", lambda args, scratch: {"pairs": [*tree((12, 5)), *tree((3, 9))], "chain": [
+        {"input_ids": [3, 1, 4], "loss_mask": [0, 1, 1]}]})  # fmt: skip
+    assert peers.main(small) == 0
+    with open(tmp_path / "peers.csv", newline="") as file:
+        rows = {(row["rows"], row["side"]): row for row in csv.DictReader(file)}
+    assert rows["pairs", "flash-preference"]["encoded_tokens"] == rows["pairs", "path vectors"]["encoded_tokens"]
+    assert ("chain", "flash-preference") not in rows
 
 
 @pytest.fixture
