@@ -4,6 +4,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <concepts>
 #include <cstdint>
 #include <deque>
 #include <exception>
@@ -60,6 +61,18 @@ class Group {
 
   /// The bytes of every rank, by rank.
   std::vector<std::string> gather(const std::string& bytes) const;
+
+  /// The values of every rank, by rank. They travel as text, which `write` makes and `read` takes.
+  template <class Value, class Write, class Read>
+  std::vector<Value> gather(Value own, const Write& write, const Read& read) const {
+    std::vector<Value> values;
+    if (size() == 1) {
+      values.push_back(std::move(own));
+    } else {
+      for (const std::string& text : gather(write(own))) values.push_back(read(text));
+    }
+    return values;
+  }
 
   /// The elements of a contiguous tensor that this rank looks after: every rank has such a part, as large as
   /// those of others up to 64 elements, and together they are the tensor. Shares its storage. One process has
@@ -118,6 +131,13 @@ class Group {
 
   /// Throws RankError, naming who has what, unless all ranks have the same text.
   void check_equal(const std::string& what, const std::string& text) const;
+
+  /// Likewise for the text that `make` returns, which one process does not call.
+  template <class Make>
+    requires std::invocable<Make>
+  void check_equal(const std::string& what, const Make& make) const {
+    if (size() > 1) check_equal(what, std::string(make()));
+  }
 };
 
 /// Of some tensors columns, as rows [N, chunk] of which each rank has one (Group::part); the last is shorter.

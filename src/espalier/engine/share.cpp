@@ -82,6 +82,11 @@ void divide_micro_batches(const StepOptions& options, Step* step) {
 
 std::vector<std::vector<int64_t>> divide_step(const Step& step, const Loss& loss, const StepOptions& options,
                                               int64_t ranks) {
+  if (ranks == 1) {
+    std::vector<int64_t> all(step.rows.size());
+    std::iota(all.begin(), all.end(), 0);
+    return {all};
+  }
   const TimeModel time = options.costs == nullptr ? common_costs().time : options.costs->time;
   const std::vector<std::vector<int64_t>> units = units_of(step, loss);
   std::vector<std::vector<int64_t>> shares;
@@ -103,8 +108,9 @@ std::vector<std::vector<int64_t>> divide_step(const Step& step, const Loss& loss
   return shares;
 }
 
-Step share_of(const Step& whole, const std::vector<int64_t>& trajectories, const Loss& loss,
+Step share_of(Step whole, const std::vector<int64_t>& trajectories, const Loss& loss,
               const StepOptions& options) {
+  if (trajectories.size() == whole.rows.size()) return whole;
   Step own;
   own.whole = whole.whole;
   own.forest = forest_of_some(whole, trajectories, loss, options);
@@ -127,13 +133,11 @@ Step share_of(const Step& whole, const std::vector<int64_t>& trajectories, const
 Step make_share(const Loss& loss, std::vector<int64_t> rows, const StepOptions& options, const Group& group) {
   Step step = unplanned_step(loss.trajectories(), std::move(rows), options);
   const int64_t together = options.context_group == nullptr ? 1 : options.context_group->size();
-  if (group.size() > 1) {
-    const std::vector<std::vector<int64_t>> shares =
-        divide_step(step, loss, options, group.size() / together);
-    step.whole.is_divided = true;
-    step.whole.digest = digest_of(step, shares);
-    step = share_of(step, shares[group.rank() / together], loss, options);
-  }
+  const std::vector<std::vector<int64_t>> shares =
+      divide_step(step, loss, options, group.size() / together);
+  step.whole.is_divided = group.size() > 1;
+  step.whole.digest = digest_of(step, shares);
+  step = share_of(std::move(step), shares[group.rank() / together], loss, options);
   plan_step(options, &step);
   if (together > 1) divide_micro_batches(options, &step);
   return step;

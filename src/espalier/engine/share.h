@@ -20,7 +20,7 @@ std::vector<std::vector<int64_t>> divide_step(const Step& step, const Loss& loss
 
 /// The step of these trajectories of a whole step, with their terms as they are there, normalisers included.
 /// It has no plan.
-Step share_of(const Step& whole, const std::vector<int64_t>& trajectories, const Loss& loss,
+Step share_of(Step whole, const std::vector<int64_t>& trajectories, const Loss& loss,
               const StepOptions& options);
 
 /// What make_step makes of the rows of all ranks, the share of this rank alone: the whole step for one

@@ -41,7 +41,7 @@ struct Step {
     std::vector<int64_t> rows;
     int64_t flat_tokens = 0, tree_tokens = 0;
     bool is_divided = false;  // over several ranks
-    std::string digest{};     // of its rows, terms and shares; empty unless it is divided
+    std::string digest{};     // of its rows, terms and shares
   };
   Whole whole;
 

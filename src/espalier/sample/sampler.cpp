@@ -89,23 +89,28 @@ TrajectoryRow prompt_row(const Trajectories& rows, int64_t r, int64_t size) {
 }
 
 /// What all ranks have sampled.
-std::vector<Completion> gathered(const std::vector<Completion>& completions, const Group& group) {
+std::vector<Completion> gathered(std::vector<Completion> completions, const Group& group) {
+  const auto write = [](const std::vector<Completion>& own) { return nlohmann::json(own).dump(); };
+  const auto read = [](const std::string& text) {
+    return nlohmann::json::parse(text).get<std::vector<Completion>>();
+  };
   std::vector<Completion> result;
-  for (const std::string& text : group.gather(nlohmann::json(completions).dump())) {
-    std::ranges::move(nlohmann::json::parse(text).get<std::vector<Completion>>(), std::back_inserter(result));
+  for (std::vector<Completion>& part : group.gather(std::move(completions), write, read)) {
+    std::ranges::move(part, std::back_inserter(result));
   }
   return result;
 }
 
 void check_same_call(const Trajectories& prompts, const SampleOptions& options, const Group& group) {
-  std::vector<uint64_t> seeds{options.seed};
-  for (const SampleOptions& row : options.rows) seeds.push_back(row.seed);
-  group.check_equal("prompts and seed", fmt::format("{}, seed {}", content_hashes(prompts).at("input_ids"),
-                                                    fmt::join(seeds, ", ")));
+  group.check_equal("prompts and seed", [&] {
+    std::vector<uint64_t> seeds{options.seed};
+    for (const SampleOptions& row : options.rows) seeds.push_back(row.seed);
+    return fmt::format("{}, seed {}", content_hashes(prompts).at("input_ids"), fmt::join(seeds, ", "));
+  });
 }
 
 SampleResult of_all_ranks(SampleResult result, const Group& group) {
-  if (group.size() > 1) result.completions = gathered(result.completions, group);
+  result.completions = gathered(std::move(result.completions), group);
   std::ranges::sort(result.completions, {}, [](const Completion& completion) {
     return std::pair(completion.row, completion.sample);
   });
@@ -130,7 +135,7 @@ std::vector<int64_t> prompt_order(const Forest& forest, const Group& group) {
 SampleResult sample(const Decoder& decoder, const Trajectories& prompts, const SampleOptions& options,
                     const SampleEvents& events, const SamplingMemory& memory, const Group& group,
                     const SampledWeights& weights) {
-  if (group.size() > 1) check_same_call(prompts, options, group);
+  check_same_call(prompts, options, group);
   for (int64_t row = 0; row < prompts.num_rows(); ++row) {
     Sampling::check(decoder, row, prompts.row_size(row), options.rows.empty() ? options : options.rows[row]);
   }

@@ -531,12 +531,13 @@ void SourceModel::save(const NamedValues& values, const fs::path& out, at::Scala
 
   int64_t total_bytes = 0;
   std::map<std::string, std::string> weight_map;
-  for (const SavedFile& file : saved_files(content_->weights, dtype, share.ranks)) {
+  const std::vector<SavedFile> files = saved_files(content_->weights, dtype, share.ranks);
+  for (const SavedFile& file : files) {
     for (const KeptTensor* tensor : file.tensors) {
       total_bytes += bytes_of(*tensor, dtype);
       weight_map[tensor->stored.name] = file.name;
     }
-    if (file.rank != share.rank || (share.ranks > 1 && file.tensors.empty())) continue;
+    if (file.rank != share.rank || file.tensors.empty()) continue;
     std::vector<at::Tensor> keep;
     write_safetensors(out / file.name, tensors_to_write(file, values, dtype, &keep), file.metadata);
     for (const KeptTensor* tensor : file.tensors) {
@@ -544,10 +545,10 @@ void SourceModel::save(const NamedValues& values, const fs::path& out, at::Scala
     }
   }
   if (share.rank > 0) return;
-  if (share.ranks > 1 || !content_->index.is_null()) {
+  if (!content_->index.is_null() || files.front().name != kSingleFile) {
     OrderedJson index = content_->index;
     index["metadata"]["total_size"] = total_bytes;
-    if (share.ranks > 1) index["weight_map"] = weight_map;
+    index["weight_map"] = weight_map;
     write_text(out / kIndexFile, index.dump(2) + "\n");
   }
   write_text(out / "config.json", config_with_dtype(content_->config, dtype_word));

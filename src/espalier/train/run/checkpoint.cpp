@@ -86,17 +86,18 @@ CheckpointWriter::CheckpointWriter(const fs::path& folder, const CheckpointOptio
   });
   path_ = group.gather(made).front();
   // Its name tells of host and process, so that no rank takes a folder of its own for it.
-  if (!group.any(!fs::is_directory(path_, error))) share_ = {group.rank(), group.size()};
+  is_seen_by_all_ = !group.any(!fs::is_directory(path_, error));
+  if (is_seen_by_all_) share_ = {group.rank(), group.size()};
 }
 
 void CheckpointWriter::start(const Decoder& decoder, const Optimizer& optimizer, const RunState& state,
                              bool in_background) {
   const at::NoGradGuard no_grad;
-  OptimizerState moments = optimizer.state(/*gathers=*/!is_divided());
+  OptimizerState moments = optimizer.state(/*gathers=*/!is_seen_by_all_);
   state_ = state;
   options_.group->together([&] {
     const auto policy = in_background ? std::launch::async : std::launch::deferred;
-    if (!is_divided() && !partial_) {
+    if (!is_seen_by_all_ && !partial_) {
       written_ = std::async(policy, [] { return std::string("{}"); });
       return true;
     }
@@ -108,7 +109,7 @@ void CheckpointWriter::start(const Decoder& decoder, const Optimizer& optimizer,
     OptimizerState exact;
     for (const auto& [name, value] : decoder.parameters()) {
       if (value.scalar_type() == options_.save_dtype) continue;
-      exact.push_back({name, host(is_divided() ? options_.group->part(value.detach()) : value)});
+      exact.push_back({name, host(is_seen_by_all_ ? options_.group->part(value.detach()) : value)});
     }
     NamedValues weights;
     if (!decoder.has_adapter()) {

@@ -48,8 +48,8 @@ class CheckpointWriter {
   /// Makes the temporary folder beside `folder`, and their parent if necessary.
   CheckpointWriter(const std::filesystem::path& folder, const CheckpointOptions& options);
 
-  /// Whether each of several ranks writes its part.
-  bool is_divided() const { return share_.ranks > 1; }
+  /// Whether every rank sees the folder, and writes its part.
+  bool is_seen_by_all() const { return is_seen_by_all_; }
 
   /// `in_background`: copies what this rank writes to host memory, and writes it in a thread. Else finish()
   /// writes it.
@@ -71,6 +71,7 @@ class CheckpointWriter {
 
   std::filesystem::path folder_, path_;
   CheckpointOptions options_;
+  bool is_seen_by_all_ = false;
   Share share_;
   RunState state_;
   std::optional<PartialFolder> partial_;  // of the first rank

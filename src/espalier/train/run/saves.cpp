@@ -23,7 +23,7 @@ Saves::Saves(RunToSave run, const std::filesystem::path& resumed)
 
 std::unique_ptr<CheckpointWriter> Saves::begin(const std::filesystem::path& folder) {
   auto writer = std::make_unique<CheckpointWriter>(folder, run_.checkpoint);
-  if (!writer->is_divided() && group_.size() > 1 && !std::exchange(is_noted_, true)) {
+  if (!writer->is_seen_by_all() && !std::exchange(is_noted_, true)) {
     note(
         fmt::format("warning: not every process sees the files that rank 0 writes in {}: rank 0 gathers the "
                     "state of the optimiser and writes checkpoints alone",
