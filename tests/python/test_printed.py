@@ -68,3 +68,12 @@ def test_the_code_of_gpu_kernels(built_for, capabilities, code):
     from espalier.printed.rows import code_of
 
     assert {code_of(capability, built_for) for capability in capabilities} == {code}
+
+
+def test_the_gain_that_trees_add_comes_first():
+    from espalier.printed.figures import gain_figures
+
+    names = lambda packing, merging: [over for _, over, _ in gain_figures(
+        {"predicted_speedup_over_sequence_packing": packing, "predicted_speedup_over_append_only": merging})]  # fmt: skip
+    assert names(10.5, 1.21) == ["append-only merging", "sequence packing"]  # turns of conversations
+    assert names(10.5, 10.4) == ["sequence packing", "append-only merging"]  # answers to a prompt, of which two are equal

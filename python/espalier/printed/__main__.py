@@ -15,7 +15,7 @@ from importlib import import_module
 
 _MAKERS = {"page": "espalier.page.render:page_of", "inspect": "espalier.printed.inspect:report_text",
            "plan": "espalier.printed.plan:plan_text", "table": "espalier.printed.table:table_text",
-           "bench": "espalier.printed.bench:bench_text",
+           "dry_run": "espalier.printed.dry_run:dry_run_text", "bench": "espalier.printed.bench:bench_text",
            "profile": "espalier.printed.profile:profile_text", "verify": "espalier.printed.rows:verify_text",
            "device": "espalier.printed.rows:device_text",
            "tokenizer": "espalier.printed.tokenizer:tokenizer_files",

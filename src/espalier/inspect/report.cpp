@@ -10,9 +10,6 @@
 namespace espalier {
 namespace {
 
-// A smaller gain of merging does not count: a few rows of a group may be equal by chance.
-constexpr double kMergingCounts = 1.05;
-
 double quotient(double work, double tree) {
   const double gain = work / tree;
   return tree > 0 && work > 0 && std::isfinite(gain) ? gain : 1;
@@ -27,16 +24,6 @@ Gains Gains::of(double packing, double append_only, double tree, bool in_flops) 
 Gains Gains::in_tokens(const ForestStatistics& statistics, int64_t encoded_tokens) {
   return of(static_cast<double>(statistics.flat_tokens), static_cast<double>(statistics.append_only_tokens),
             static_cast<double>(encoded_tokens), /*in_flops=*/false);
-}
-
-bool Gains::merging_helps() const {
-  return over_packing >= kMergingCounts * over_append_only;
-}
-
-std::string both_gains(const Gains& gains) {
-  const std::string packing = fmt::format("{:.2f}x over sequence packing", gains.over_packing),
-                    merging = fmt::format("{:.2f}x over append-only merging", gains.over_append_only);
-  return gains.merging_helps() ? merging + " and " + packing : packing + " and " + merging;
 }
 
 namespace {

@@ -25,15 +25,7 @@ struct Gains {
   static Gains of(double packing, double append_only, double tree, bool in_flops);
   /// Of tokens: those that a plan of the forest encodes, against both ways without trees.
   static Gains in_tokens(const ForestStatistics& statistics, int64_t encoded_tokens);
-
-  /// Whether append-only merging alone saves a substantial part. If so, the gain over it is listed first,
-  /// because it is what trees add. Otherwise (a group of answers to one prompt, for example) the gain over
-  /// packing is listed first.
-  bool merging_helps() const;
 };
-
-/// Both gains, the leading one first: "1.21x over append-only merging and 10.50x over sequence packing".
-std::string both_gains(const Gains& gains);
 
 struct InspectReport {
   ForestStatistics statistics;

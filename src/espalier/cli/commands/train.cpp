@@ -190,49 +190,47 @@ std::string table_text(const nlohmann::ordered_json& table) {
   return by_python("train", "table", nlohmann::ordered_json{{"table", table}}.dump());
 }
 
-void print_dry_run(const std::string& config, const TrainOptions& options, const Trajectories& trajectories) {
-  const ModelCost& cost = options.predicted_costs->time.cost;
-  print_output("# resolved config\n{}\n", printable_lines(config));
+/// What --dry-run says of the first epoch (python/espalier/printed/dry_run.py).
+nlohmann::ordered_json epoch_json(const TrainOptions& options, const Trajectories& trajectories) {
+  const PlanCosts& costs = *options.predicted_costs;
   const auto batches = epoch_batches(trajectories, options, 0);
-  print_output("# plan: {} of {} at most; the first step:\n",
-               count_of(total_steps(trajectories, options), "step", "steps"),
-               count_of(static_cast<int64_t>(batches.front().size()), "trajectory", "trajectories"));
   double seconds = 0, largest = 0;
   StepFlops flops;
+  nlohmann::ordered_json table;
   const Loss loss = make_loss(trajectories, options.objective, options.mix);
   for (const std::vector<int64_t>& rows : batches) {
     const Step step = make_step(
         trajectories, rows,
         {.plan = options.plan, .objective = options.objective, .costs = &*options.costs, .mix = options.mix});
-    const StepPrediction prediction = predict_step(
-        *options.predicted_costs, step, needs_logprob_pass(step, loss) || needs_routing_pass(step, loss));
-    if (&rows == &batches.front()) {
-      print_output("{}", table_text(table_json(step, &prediction, /*measured=*/nullptr, /*max_rows=*/20)));
-    }
+    const StepPrediction prediction =
+        predict_step(costs, step, needs_logprob_pass(step, loss) || needs_routing_pass(step, loss));
+    if (table.empty()) table = table_json(step, &prediction, /*measured=*/nullptr, /*max_rows=*/20);
     seconds += prediction.total_seconds();
     largest = std::max(largest, prediction.largest_peak_bytes());
-    flops.add(cost, step);
+    flops.add(costs.time.cost, step);
   }
-  print_output("\n# predicted memory: {}, of which {} for weights, gradients and optimizer\n",
-               human_bytes(largest), human_bytes(resident_bytes(options.predicted_costs->memory)));
-  print_output("# predicted time: {:.1f} s for forward and backward of an epoch{}\n", seconds,
-               options.predicted_costs->time.calibrated ? "" : " (by built-in rates)");
-  print_output(
-      "# predicted speed-up, at most: {} ({:.3g} TFLOP an epoch; {:.3g} by append-only merging, {:.3g} by "
-      "sequence packing)\n",
-      both_gains(flops.gains()), flops.plan / 1e12, flops.append_only / 1e12, flops.sequence_packing / 1e12);
+  const Gains gains = flops.gains();
+  return {{"steps", total_steps(trajectories, options)},
+          {"trajectories", batches.front().size()},
+          {"first_step", table},
+          {"seconds", seconds},
+          {"calibrated", costs.time.calibrated},
+          {"peak_bytes", largest},
+          {"resident_bytes", resident_bytes(costs.memory)},
+          {"flops", {flops.plan, flops.append_only, flops.sequence_packing}},
+          {"prediction_counts", "FLOPs"},
+          {"predicted_speedup_over_sequence_packing", gains.over_packing},
+          {"predicted_speedup_over_append_only", gains.over_append_only}};
 }
 
-void print_evaluations(const HeldOut& held_out, const TrainOptions& options) {
+nlohmann::ordered_json evaluation_json(const HeldOut& held_out, const TrainOptions& options) {
   const Evaluator evaluator(held_out, options);
   const Step& step = evaluator.step();
-  print_output("# evaluation {}: {}, {} from {} encoded in {}\n",
-               held_out.options.every > 0
-                   ? fmt::format("every {} and at the end", count_of(held_out.options.every, "step", "steps"))
-                   : "at the end",
-               count_of(held_out.trajectories.num_rows(), "trajectory", "trajectories"),
-               count_of(step.flat_tokens(), "flat token", "flat tokens"), with_commas(step.plan.num_tokens()),
-               count_of(std::ssize(step.plan.micro_batches), "micro-batch", "micro-batches"));
+  return {{"every", held_out.options.every},
+          {"trajectories", held_out.trajectories.num_rows()},
+          {"flat_tokens", step.flat_tokens()},
+          {"encoded_tokens", step.plan.num_tokens()},
+          {"micro_batches", step.plan.micro_batches.size()}};
 }
 
 void note_router_losses(const TrainArguments& flags) {
@@ -434,7 +432,7 @@ void TrainRun::divide_ranks() {
                  "--context-parallel {}: expected a model whose layers are attention, received one with "
                  "recurrent layers, {}; espalier.distributed.Ranks divides patched models of this kind",
                  together, flags_.model);
-  if (ranks > 1) context_group_ = group().split(together);
+  context_group_ = group().split(together);
 }
 
 void TrainRun::read_rows() {
@@ -509,9 +507,11 @@ void TrainRun::add_reference() {
 }
 
 void TrainRun::print_plan() const {
-  if (!mix_.empty()) print_output("# resolved mix\n{}\n", printable_lines(mix_));
-  print_dry_run(files_.front().text, options_, data_.trajectories);
-  if (held_out_) print_evaluations(*held_out_, options_);
+  nlohmann::ordered_json found{{"mix", mix_},
+                               {"config", files_.front().text},
+                               {"epoch", epoch_json(options_, data_.trajectories)}};
+  if (held_out_) found["evaluation"] = evaluation_json(*held_out_, options_);
+  print_output("{}", by_python("train", "dry_run", found.dump()));
 }
 
 /// Returns whether training was completed.

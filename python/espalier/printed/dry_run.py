@@ -1,0 +1,34 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The text of `espalier train --dry-run`."""
+
+from typing import Any
+
+from ..commands.console import count_of
+from ..page.text import visible
+from .figures import gain_figures, human_bytes
+from .table import table_text
+
+
+def dry_run_text(mix: str, config: str, epoch: dict[str, Any], evaluation: dict[str, Any] | None = None) -> str:
+    """The resolved files, the first step, and what an epoch takes."""
+    text = f"# resolved mix\n{visible(mix)}\n" if mix else ""
+    text += f"# resolved config\n{visible(config)}\n"
+    text += (f"# plan: {count_of(epoch['steps'], 'step')} of "
+             f"{count_of(epoch['trajectories'], 'trajectory', 'trajectories')} at most; the first step:\n")  # fmt: skip
+    text += table_text(epoch["first_step"])
+    rates = "" if epoch["calibrated"] else " (by built-in rates)"
+    gains = " and ".join(f"{gain:.2f}x over {over}" for gain, over, _ in gain_figures(epoch))
+    plan, merging, packing = (f"{flops / 1e12:.3g}" for flops in epoch["flops"])
+    text += f"""
+# predicted memory: {human_bytes(epoch["peak_bytes"])}, of which {human_bytes(epoch["resident_bytes"])} for weights, gradients and optimizer
+# predicted time: {epoch["seconds"]:.1f} s for forward and backward of an epoch{rates}
+# predicted speed-up, at most: {gains} ({plan} TFLOP an epoch; {merging} by append-only merging, {packing} by sequence packing)
+"""
+    return text + (_evaluation_line(evaluation) if evaluation else "")
+
+
+def _evaluation_line(evaluation: dict[str, Any]) -> str:
+    when = f"every {count_of(evaluation['every'], 'step')} and at the end" if evaluation["every"] > 0 else "at the end"
+    batches = count_of(evaluation["micro_batches"], "micro-batch", "micro-batches")
+    return (f"# evaluation {when}: {count_of(evaluation['trajectories'], 'trajectory', 'trajectories')}, "
+            f"{count_of(evaluation['flat_tokens'], 'flat token')} from {evaluation['encoded_tokens']:,} encoded in {batches}\n")  # fmt: skip
