@@ -291,7 +291,8 @@ def test_commands_are_divided(found, folder, inputs, espalier):
 
 def test_texts_that_python_makes_are_made_for_ranks(found, folder):
     """Whose program is not that of the command."""
-    assert "GEMM bound: " in found["background"][1][0] and (folder / "trace.json").stat().st_size > 0
+    profile = found["background"][1][0]
+    assert "GEMM bound: " in profile and "\nexchange  " in profile and (folder / "trace.json").stat().st_size > 0
     rows = [json.loads(line) for line in (folder / "sampled by 3.jsonl").read_text().splitlines()]
     sampled = sum(sum(row["loss_mask"]) for row in rows)  # by all of them
     assert f"\nsampled tokens                         {sampled:,} in " in found["sample"][1][0]

@@ -32,7 +32,7 @@ class Event(NamedTuple):
 
 
 _OTHER = Kind("other")
-_REGIONS = ("plan", "batch", "objective", "optimizer")
+_REGIONS = ("plan", "batch", "objective", "optimizer", "exchange")
 _WORK = {"treeattention": "attention", "edgelogprobs": "head", "headlogprobs": "head", "linear": "linear", "rmsnorm": "norm",
          "rotary": "rotary", "swiglu": "SwiGLU", "embedding": "embedding"}  # fmt: skip
 _OPERATORS = ("cpu_op", "user_annotation")

@@ -2,6 +2,7 @@
 #include "espalier/distributed/process_group.h"
 
 #include <ATen/ATen.h>
+#include <ATen/record_function.h>
 #include <torch/csrc/distributed/c10d/GroupRegistry.hpp>
 
 #include <algorithm>
@@ -45,6 +46,7 @@ void throw_failure() {
 }
 
 void wait(const c10::intrusive_ptr<c10d::Work>& work, at::Device device) {
+  RECORD_USER_SCOPE("exchange");
   struct Waiting {
     Waiting() { ++num_waiting; }
     ~Waiting() { --num_waiting; }

@@ -133,8 +133,7 @@ Step share_of(Step whole, const std::vector<int64_t>& trajectories, const Loss& 
 Step make_share(const Loss& loss, std::vector<int64_t> rows, const StepOptions& options, const Group& group) {
   Step step = unplanned_step(loss.trajectories(), std::move(rows), options);
   const int64_t together = options.context_group == nullptr ? 1 : options.context_group->size();
-  const std::vector<std::vector<int64_t>> shares =
-      divide_step(step, loss, options, group.size() / together);
+  const std::vector<std::vector<int64_t>> shares = divide_step(step, loss, options, group.size() / together);
   step.whole.is_divided = group.size() > 1;
   step.whole.digest = digest_of(step, shares);
   step = share_of(std::move(step), shares[group.rank() / together], loss, options);

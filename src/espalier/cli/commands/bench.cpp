@@ -149,35 +149,28 @@ Decoder load_or_make(const BenchArguments& flags, at::Device device) {
                       flags.dtype, device);
 }
 
-struct DataSet {
-  std::string name;
-  Trajectories trajectories;
-};
-
-std::vector<DataSet> data_sets(const BenchArguments& flags, int64_t vocab_size) {
+/// By name.
+std::vector<std::pair<std::string, Trajectories>> data_sets(const BenchArguments& flags, int64_t vocab_size) {
   if (!flags.data.data.empty()) {
     DataUse use;
     use.vocab_size = vocab_size;
     use.objective = flags.benchmark.objective;
     return {{flags.data.title(), flags.data.read(use)}};
   }
-  std::vector<DataSet> sets;
+  std::vector<std::pair<std::string, Trajectories>> sets;
   for (const double ratio : flags.ratios) {
-    sets.push_back(
-        {fmt::format("ratio {:g}", ratio),
-         with_loss(forest_of_ratio(flags.tree_tokens, ratio, vocab_size, flags.seed), flags.loss_rate)});
+    sets.emplace_back(
+        fmt::format("ratio {:g}", ratio),
+        with_loss(forest_of_ratio(flags.tree_tokens, ratio, vocab_size, flags.seed), flags.loss_rate));
   }
   return sets;
 }
 
-std::vector<BenchmarkSide> plain_sides(const BenchArguments& flags, const Forest& forest) {
-  if (flags.strategies) return strategy_sides(forest, flags.budget_fraction);
-  if (flags.tree_only) return {tree_side(forest, flags.strategy, flags.token_budget)};
-  return tree_and_packing_sides(forest, flags.strategy, flags.token_budget);
-}
-
 std::vector<BenchmarkSide> sides_of(const BenchArguments& flags, const Forest& forest) {
-  std::vector<BenchmarkSide> sides = plain_sides(flags, forest);
+  std::vector<BenchmarkSide> sides = flags.strategies ? strategy_sides(forest, flags.budget_fraction)
+                                     : flags.tree_only
+                                         ? std::vector{tree_side(forest, flags.strategy, flags.token_budget)}
+                                         : tree_and_packing_sides(forest, flags.strategy, flags.token_budget);
   for (BenchmarkSide& side : sides) side.plan.checkpoint_activations = flags.checkpoint_activations;
   return sides;
 }
@@ -223,14 +216,14 @@ void run_bench(BenchArguments flags) {
   const Decoder decoder = load_or_make(flags, device);
   auto rows = nlohmann::ordered_json::array();
   Progress progress("bench");
-  for (const DataSet& set : data_sets(flags, decoder.config().vocab_size)) {
-    const Forest forest = forest_of(set.trajectories, {});
+  for (const auto& [name, trajectories] : data_sets(flags, decoder.config().vocab_size)) {
+    const Forest forest = forest_of(trajectories, {});
     const std::vector<BenchmarkSide> sides = sides_of(flags, forest);
-    const auto note = [&](const std::string& text) { progress.line(fmt::format("{}: {}", set.name, text)); };
+    const auto note = [&, &set = name](const std::string& text) { progress.line(set + ": " + text); };
     flags.benchmark.profiler = rows.empty() && profiler ? &*profiler : nullptr;
-    const BenchmarkResult result = benchmark(decoder, set.trajectories, sides, flags.benchmark, note);
+    const BenchmarkResult result = benchmark(decoder, trajectories, sides, flags.benchmark, note);
     if (flags.strategies) {
-      add_strategy_rows(set.name, result, &rows);
+      add_strategy_rows(name, result, &rows);
     } else {
       rows.emplace_back(tree_row(result));
     }

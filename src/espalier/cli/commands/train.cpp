@@ -507,9 +507,8 @@ void TrainRun::add_reference() {
 }
 
 void TrainRun::print_plan() const {
-  nlohmann::ordered_json found{{"mix", mix_},
-                               {"config", files_.front().text},
-                               {"epoch", epoch_json(options_, data_.trajectories)}};
+  nlohmann::ordered_json found{
+      {"mix", mix_}, {"config", files_.front().text}, {"epoch", epoch_json(options_, data_.trajectories)}};
   if (held_out_) found["evaluation"] = evaluation_json(*held_out_, options_);
   print_output("{}", by_python("train", "dry_run", found.dump()));
 }

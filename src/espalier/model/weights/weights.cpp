@@ -9,6 +9,7 @@
 #include <array>
 #include <charconv>
 #include <cstring>
+#include <iterator>
 #include <map>
 #include <optional>
 #include <set>
@@ -383,11 +384,12 @@ std::vector<SavedFile> saved_files(const std::vector<KeptFile>& source, at::Scal
   std::vector<SavedFile> files;
   std::vector<const KeptTensor*> all;
   for (const KeptFile& file : source) {
-    if (ranks == 1) files.push_back({file.name, file.metadata});
-    for (const KeptTensor& tensor : file.tensors)
-      (ranks == 1 ? files.back().tensors : all).push_back(&tensor);
+    files.push_back({file.name, file.metadata});
+    for (const KeptTensor& tensor : file.tensors) files.back().tensors.push_back(&tensor);
+    std::ranges::copy(files.back().tensors, std::back_inserter(all));
   }
   if (ranks == 1) return files;
+  files.clear();
   for (int64_t rank = 0; rank < ranks; ++rank)
     files.push_back({rank_file(kSingleFile, {rank, ranks}).string(), source.front().metadata, rank});
   const auto bytes = [&](const KeptTensor* tensor) { return bytes_of(*tensor, dtype); };
