@@ -19,8 +19,9 @@ def dry_run_text(mix: str, config: str, epoch: dict[str, Any], evaluation: dict[
     rates = "" if epoch["calibrated"] else " (by built-in rates)"
     gains = " and ".join(f"{gain:.2f}x over {over}" for gain, over, _ in gain_figures(epoch))
     plan, merging, packing = (f"{flops / 1e12:.3g}" for flops in epoch["flops"])
+    peak, resident = human_bytes(epoch["peak_bytes"]), human_bytes(epoch["resident_bytes"])
     text += f"""
-# predicted memory: {human_bytes(epoch["peak_bytes"])}, of which {human_bytes(epoch["resident_bytes"])} for weights, gradients and optimizer
+# predicted memory: {peak}, of which {resident} for weights, gradients and optimizer
 # predicted time: {epoch["seconds"]:.1f} s for forward and backward of an epoch{rates}
 # predicted speed-up, at most: {gains} ({plan} TFLOP an epoch; {merging} by append-only merging, {packing} by sequence packing)
 """
@@ -29,6 +30,7 @@ def dry_run_text(mix: str, config: str, epoch: dict[str, Any], evaluation: dict[
 
 def _evaluation_line(evaluation: dict[str, Any]) -> str:
     when = f"every {count_of(evaluation['every'], 'step')} and at the end" if evaluation["every"] > 0 else "at the end"
+    rows = count_of(evaluation["trajectories"], "trajectory", "trajectories")
+    flat, encoded = count_of(evaluation["flat_tokens"], "flat token"), f"{evaluation['encoded_tokens']:,}"
     batches = count_of(evaluation["micro_batches"], "micro-batch", "micro-batches")
-    return (f"# evaluation {when}: {count_of(evaluation['trajectories'], 'trajectory', 'trajectories')}, "
-            f"{count_of(evaluation['flat_tokens'], 'flat token')} from {evaluation['encoded_tokens']:,} encoded in {batches}\n")  # fmt: skip
+    return f"# evaluation {when}: {rows}, {flat} from {encoded} encoded in {batches}\n"
