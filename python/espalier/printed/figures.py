@@ -54,8 +54,7 @@ def quoted(text: str, most: int, *, keep_end: bool = False) -> str:
 def gain_figures(report: dict[str, Any]) -> list[tuple[float, str, str]]:
     """Both predicted gains, the leading one first: how much, over what, and what a trainer of that kind does."""
     packing, merging = (report[f"predicted_speedup_over_{over}"] for over in ("sequence_packing", "append_only"))
-    # What trees add comes first: over merging where that alone saves a substantial part, else (as with answers to one prompt) over
-    # packing.
+    # What trees add comes first: over merging where that alone saves much, else (answers to one prompt) over packing.
     merging_helps = packing >= 1.05 * merging
     figures = [(packing, "sequence packing", "a trainer that encodes every trajectory separately"),
                (merging, "append-only merging", "a trainer that first drops trajectories which others extend"
