@@ -550,7 +550,8 @@ void SourceModel::save(const NamedValues& values, const fs::path& out, at::Scala
   if (!content_->index.is_null() || files.front().name != kSingleFile) {
     OrderedJson index = content_->index;
     index["metadata"]["total_size"] = total_bytes;
-    index["weight_map"] = weight_map;
+    // Entries that say the same keep their order.
+    if (nlohmann::json(index["weight_map"]) != nlohmann::json(weight_map)) index["weight_map"] = weight_map;
     write_text(out / kIndexFile, index.dump(2) + "\n");
   }
   write_text(out / "config.json", config_with_dtype(content_->config, dtype_word));
