@@ -35,7 +35,7 @@ def prefix(tmp_path_factory):
 
 def run(*command, cwd, **variables):
     """Without the variables that could lead a program to the repository."""
-    leading = ("PYTHONPATH", "LD_LIBRARY_PATH", "ESPALIER_PYTHON")
+    leading = ("PYTHONPATH", "LD_LIBRARY_PATH", "ESPALIER_PYTHON", "ESPALIER_OPS")
     environment = {name: value for name, value in os.environ.items() if name not in leading}
     environment.update({name: str(value) for name, value in variables.items()})
     return subprocess.run(list(map(str, command)), cwd=cwd, env=environment, capture_output=True, text=True)
