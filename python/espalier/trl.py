@@ -15,7 +15,7 @@ __all__ = ["SharingCallback", "patch"]
 Trainer = TypeVar("Trainer")
 
 # By class of TRL: what trainers that are refused do.
-_REFUSED = {"AsyncGRPOTrainer": "packs rows as prefix trees itself, for an attention kernel of its own"}
+_REFUSED = {"AsyncGRPOTrainer": "packs rows as prefix trees itself, for its own attention kernel"}
 # By class of TRL: metrics that it takes over padding as well, where a patched model gives zeros.
 _OVER_PADDING = {
     "ORPOTrainer": "logits/chosen and logits/rejected",

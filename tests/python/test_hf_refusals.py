@@ -71,7 +71,7 @@ def set_dropout(model):
 
 SETTINGS = {
     "dropout: expected none in training, received 0.1 in layers.0.self_attn": set_dropout,
-    "gradient checkpointing: expected the form without reentry": lambda model: model.gradient_checkpointing_enable(
+    "gradient checkpointing: expected use_reentrant=False": lambda model: model.gradient_checkpointing_enable(
         {"use_reentrant": True}),
     "neftune_noise_alpha: expected none": lambda model: setattr(model.model.embed_tokens, "neftune_noise_alpha", 5.0),
 }  # fmt: skip

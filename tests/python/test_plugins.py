@@ -145,7 +145,7 @@ def test_checkpointing_of_llama_factory():
         model._set_gradient_checkpointing(enable=True, gradient_checkpointing_func=function)
         return model
 
-    with pytest.raises(Unsupported, match="expected the form without reentry"):
+    with pytest.raises(Unsupported, match="expected use_reentrant=False"):
         hf.patch(checkpointed(True))
     ids = torch.tensor([row["input_ids"] for row in ROWS])
     models = [checkpointed(False), hf.patch(checkpointed(False))]

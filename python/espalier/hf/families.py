@@ -173,8 +173,8 @@ def check_training(backbone: Any, dropout: str | None = None) -> None:
             continue
         check_dropout(name, module, dropout)
         if _checkpoints_reentrantly(module):
-            raise Unsupported("gradient checkpointing: expected the form without reentry, received the reentrant one; "
-                              "enable it with {'use_reentrant': False}")  # fmt: skip
+            raise Unsupported("gradient checkpointing: expected use_reentrant=False, received True; enable it with "
+                              "{'use_reentrant': False}")  # fmt: skip
 
 
 def _has_alora(module: Any) -> bool:

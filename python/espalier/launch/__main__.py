@@ -68,7 +68,7 @@ def reason(folder, patch_on):
         return faults
     if not notes.has_note(folder, "hook"):
         return ("no Python of the command has loaded Espalier's hook: it is no Python program, runs in isolated mode (python -I, "
-                "-E or -S), runs on another machine, or has a sitecustomize of its own that comes first")  # fmt: skip
+                "-E or -S), runs on another machine, or has another sitecustomize that comes first")  # fmt: skip
     if not notes.has_note(folder, "library"):
         wanted = "Transformers' Trainer" if patch_on == "train" else "models of Transformers"
         return f"no process of the command has imported {wanted}" + (

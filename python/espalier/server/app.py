@@ -203,7 +203,7 @@ class App:
         return JSONResponse({"status": "accepted"})
 
     async def _not_served(self, request: Request) -> Response:
-        raise Refused(f"{request.url.path}: expected a call that a server of one's own serves; publishing, projects, traces and "
+        raise Refused(f"{request.url.path}: expected a call that a local server serves; publishing, projects, traces and "
                       "the search of sessions are those of the hosted service", 404)  # fmt: skip
 
     async def _create_session(self, request: Request) -> Response:

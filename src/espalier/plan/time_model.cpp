@@ -77,7 +77,7 @@ TimeModel assumed_time_model(const ModelCost& model, Processor processor) {
            seconds_of(step_flops(model, {.logit_rows = 1}).head)}};
 }
 
-TimeModel of_part(TimeModel model, int64_t ranks) {
+TimeModel time_of_rank(TimeModel model, int64_t ranks) {
   constexpr size_t kFixed = 2;  // of a micro-batch, of a layer
   for (size_t i = kFixed; i < model.seconds.size(); ++i) model.seconds[i] /= static_cast<double>(ranks);
   return model;

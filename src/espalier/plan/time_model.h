@@ -41,7 +41,7 @@ double predicted_forward_seconds(const TimeModel& model, const Load& load);
 
 /// The times of one of so many ranks that compute every micro-batch together: it has an equal part of all but
 /// the costs of micro-batches and layers.
-TimeModel of_part(TimeModel model, int64_t ranks);
+TimeModel time_of_rank(TimeModel model, int64_t ranks);
 
 /// Name of the file in the folder of a training run.
 inline constexpr const char* kCostModelFile = "cost_model.json";

@@ -156,7 +156,7 @@ TrainOptions options_of(const TrainArguments& flags, const MixedData& data, cons
                     seconds.begin());
   options.predicted_costs =
       flags.planning.measured_costs(use, [](const std::string& text) { log_line("{}", text); });
-  options.predicted_costs->time = of_part(options.predicted_costs->time, flags.context_parallel);
+  options.predicted_costs->time = time_of_rank(options.predicted_costs->time, flags.context_parallel);
   return options;
 }
 
