@@ -5,7 +5,7 @@
 Rates are per visible (query, key) pair and head: 4 d FLOPs forward, 10 d backward. The sides of each tree:
 
     library, ampere, ...  torch.ops.espalier.tree_attention as ESPALIER_ATTENTION names it (--kinds); with
-                          +deterministic bitwise identical in every run: dQ by a kernel of its own, and by no atomic adds
+                          +deterministic bitwise identical in every run: dQ by a separate kernel, and by no atomic adds
     flash, cudnn          ATen's causal attention on ONE sequence, as long as to have the same number of visible pairs: it
                           computes the same useful FLOPs without any tree, and is what a tree kernel is held against
     flex                  compiled FlexAttention with the tree's own mask (a block mask from subtree_end)
@@ -25,7 +25,7 @@ head dimension 128 (NVIDIA/cudnn-frontend, benchmark/sdpa_benchmark_training). "
 (norms, output and all gradients) between the sides that compute the tree; in bfloat16 about 0.005 is rounding, and above
 0.02 the run fails, and says by which side; it is measured against the first of them. Ratios are those of the fastest kind.
 
-On a GPU a process of its own measures (gpu_isolated.py). Where it dies or hangs, the side that it was running is left out for
+On a GPU a separate process measures (gpu_isolated.py). Where it dies or hangs, the side that it was running is left out for
 that head dimension, or altogether after the second time, and another process goes on. --out and --json are written anew after
 every tree.
 """
@@ -310,7 +310,7 @@ def parse(argv):
     add("--ops", type=Path, default=REPOSITORY / "build/release/src/espalier/ops/libespalier_ops.so", metavar="FILE",
         help="the library with the operators (default: that of build/release)")  # fmt: skip
     add("--libraries", action="store_true", help="the three trees on which libraries are compared, with all sides")
-    add("--apart", action="store_true", help="in a process of its own on the CPU too")
+    add("--apart", action="store_true", help="in a separate process on the CPU too")
     add("--quick", action="store_true", help="a few small trees")
     add("--list", action="store_true", help="print the trees and stop")
     args = parser.parse_args(argv)

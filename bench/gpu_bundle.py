@@ -3,7 +3,7 @@
 """Copies what the build needs besides a compiler and torch into one folder, for a machine that cannot install it.
 
 Run it where scripts/setup.sh has installed the packages; take the folder along with the repository. Every package gets a
-folder of its own with headers, a library (or, for GoogleTest, its sources) and a package file for CMake that knows no
+separate folder with headers, a library (or, for GoogleTest, its sources) and a package file for CMake that knows no
 absolute path, so the folder is a list of prefixes:
 
     python3 bench/gpu_bundle.py                      makes .gpu-bundle (about 7 MB), which git ignores

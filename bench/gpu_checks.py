@@ -3,7 +3,7 @@
 """What has to be right on a GPU before its speed means anything: tests, verify, equal bits of two runs, compute-sanitizer.
 
     tests          the GoogleTest programs of the build, restricted to --filter; a test that was skipped is not a pass. Every
-                   suite, and every value of a suite's parameter, runs in a process of its own: a kernel that breaks the
+                   suite, and every value of a suite's parameter, runs in a separate process: a kernel that breaks the
                    device or hangs takes no other with it
     verify         espalier verify on a small random model and random trees, in float64, float32 and bfloat16, by every strategy
     determinism    three optimiser steps by espalier train --deterministic, twice: the checkpoints must be equal byte for byte

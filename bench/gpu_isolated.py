@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Work on a GPU in a process of its own, so that what breaks the device or hangs takes nothing else along.
+"""Work on a GPU in a separate process, so that what breaks the device or hangs takes nothing else along.
 
 A kernel that touches memory which is not its own ends every later call of its process, and one that waits for ever can only
 be killed together with its process. The worker says what it is about to do, and how long that may take; where it does not
@@ -32,7 +32,7 @@ class Here:
 
 
 class There:
-    """The same in a process of its own."""
+    """The same in a separate process."""
 
     def __init__(self, pipe):
         self.pipe = pipe
@@ -53,7 +53,7 @@ def begin(work, pipe, arguments):
 
 
 def results(work, *arguments, seconds, start_seconds=START_SECONDS):
-    """Yields what work(tell, *arguments) hands to tell.result, from a process of its own, which is killed after `seconds`
+    """Yields what work(tell, *arguments) hands to tell.result, from a separate process, which is killed after `seconds`
     altogether. Last comes a Lost where the process was killed or died."""
     context = multiprocessing.get_context("spawn")
     receiver, sender = context.Pipe(duplex=False)

@@ -30,7 +30,7 @@
 #                      papers       bench/papers at full size: peers.py with FlexAttention, long_prompts.py for three kinds of models. Tables
 #                                   and pictures in OUT/papers. peers.py needs Transformers there, and takes TRL, PrefixGrouper and
 #                                   flash-preference where that Python has them
-#                    The last three seldom get a turn in a call with all stages: they are for a call of their own.
+#                    The last three seldom get a turn in a call with all stages: they are for a separate call.
 #                    (default: all; without build, build/gpu is used as it is)
 #   --kinds LIST     values of ESPALIER_ATTENTION that stage attention compares (default: see above)
 #   --attention KIND ESPALIER_ATTENTION in steps (default: what qualify found right)

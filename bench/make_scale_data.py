@@ -79,7 +79,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
     if args.share == "none" and args.rows > VOCABULARY:
-        parser.error(f"--share none: at most {VOCABULARY} rows, each has a first token of its own")
+        parser.error(f"--share none: at most {VOCABULARY} rows, each has its own first token")
     if not 0 <= args.system_prompt < args.length:
         parser.error("--system-prompt: expected less than --length")
     with args.path.open("wb") as file:

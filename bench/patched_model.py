@@ -10,11 +10,11 @@ one step. Losses must agree, or the command fails.
 
 Data sets: random trees at cached-token ratios (1: unrelated chains), loss on the last part of every trajectory, and files. A patched
 model is given labels, and shares its layers, head and loss. So the bound is FLOPs(flat) / FLOPs(tree). The goal is a speed-up of 0.9 of
-it, and of 0.97 where nothing is shared. With `--head rows` the head and the loss are the caller's and run for every row, with a bound
-of their own.
+it, and of 0.97 where nothing is shared. With `--head rows` the head and the loss are the caller's and run for every row, with a separate
+bound.
 
 In the same rounds espalier.Step runs the same rows as one micro-batch: a step with labels may take at most 1.15 times as long. Then
-each of the two runs once more in a process of its own, where its memory may grow at most 1.2 times as much in the step.
+each of the two runs once more in a separate process, where its memory may grow at most 1.2 times as much in the step.
 
 With `--layers compiled` the model's layers run through torch.compile (dynamic sizes) on both sides. With `--trl` a third side runs
 in the same rounds: the tree packing of TRL's AsyncGRPO on the same model (bench/trl_tree_packing.py).

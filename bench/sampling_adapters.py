@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Sampling from several adapters of one model: side by side in one `Engine.sampling()`, or each in one of its own, in turn.
+"""Sampling from several adapters of one model: side by side in one `Engine.sampling()`, or each in a separate one, in turn.
 
 Each adapter (rank 16, all linear maps) continues one prompt. Seconds are those of decoding alone. Both ways run in turns, round by
 round; the speed-up is the median of each round's ratio.

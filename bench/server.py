@@ -5,7 +5,7 @@
 A step samples a group of answers to a prompt of random tokens and trains on them: `sample` with num_samples, then
 `forward_backward` (importance_sampling) and `optim_step`, by the official client. In a conversation each sample goes on for
 several turns, as the cookbook's environments do: every turn is a request with all tokens so far, and 32 given tokens follow
-each answer. Sides, each a process of its own, which work in turns, round by round, on the same data:
+each answer. Sides, each a separate process, which work in turns, round by round, on the same data:
 
     trees     espalier serve
     packing   espalier serve --strategy sequence-packing: each datum encoded by itself. Only training differs, so it samples nothing

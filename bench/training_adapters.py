@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Training steps of several clients of one base in one pass, against a pass for each client, as `espalier serve` makes them.
 
-Each client has an adapter of its own and a group of answers to a prompt of its own. One `forward_backward` of the rows of all clients
+Each client has its own adapter and a group of answers to its own prompt. One `forward_backward` of the rows of all clients
 (`adapters=`, which `espalier serve --join-clients` uses) is measured against one call for each client. The bound is the same call with
 one adapter for all rows. All three run in turns, round by round; gains are medians of each round's ratio.
 

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""LoRA by PEFT in a training loop of one's own, unpatched and patched.
+"""LoRA by PEFT in a plain training loop, unpatched and patched.
 
 The one line is espalier.hf.patch(model), before or after PEFT wraps the model. Rows are the turns of conversations,
 padded, with the loss on the agent's answer. Prints seconds per step, tokens encoded and losses of both.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the examples have in common: real conversations, a small random model with a tokenizer of its own, and the same
+"""What the examples have in common: real conversations, a small random model with its own tokenizer, and the same
 training twice, unpatched and patched. Nothing is downloaded.
 """
 

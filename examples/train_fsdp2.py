@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""A training loop of one's own on several ranks, with FSDP2 and trees.
+"""A plain training loop on several ranks, with FSDP2 and trees.
 
     torchrun --nproc-per-node 2 examples/train_fsdp2.py                 two processes on a CPU, in a minute
     torchrun --nproc-per-node 8 examples/train_fsdp2.py --model NAME    your model, on GPUs where there are some

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# The site of docs/ in build/site, by an environment of its own, build/docs-env. Needs bin/espalier, whose help is a page.
+# The site of docs/ in build/site, by a separate environment, build/docs-env. Needs bin/espalier, whose help is a page.
 #   scripts/docs.sh          builds it; warnings, missing pages and dead links are errors
 #   scripts/docs.sh --serve  shows it on http://127.0.0.1:8000 and builds again what changes
 set -euo pipefail

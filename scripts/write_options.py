@@ -98,7 +98,7 @@ def wrapped(text, rest=12):
 
 
 def declared(line):
-    """Long lists of words go on lines of their own."""
+    """Long lists of words go on separate lines."""
     if len(line) <= WIDTH:
         return line
     begin, words, end = re.fullmatch(r"(.*?\[)(.*)(\].*?)", line).groups()

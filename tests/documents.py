@@ -95,7 +95,7 @@ def run_command(command, folder):
     if words[0] == "docker":
         if shutil.which("docker") is None or subprocess.run(["docker", "info"], capture_output=True).returncode != 0:
             return None
-    elif words[0] == "make":  # every target has tests of its own; here they have to exist
+    elif words[0] == "make":  # every target has its own tests; here they have to exist
         command, where = f"make --dry-run {words[1]}", REPOSITORY
     elif words[0] == "cmake":
         where = REPOSITORY

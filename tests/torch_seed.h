@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// LibTorch's global random numbers, from which tensors without a generator of their own are drawn.
+// LibTorch's global random numbers, from which tensors without their own generator are drawn.
 #pragma once
 
 #include <cstdint>

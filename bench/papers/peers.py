@@ -122,7 +122,7 @@ class Trl:
 
 
 class OneRow:
-    """Rows packed into one, with an attention of their own, which gets `tree`. terms: of terms_of, places among `hidden`."""
+    """Rows packed into one, with the peer's attention, which gets `tree`. terms: from terms_of, places among `hidden`."""
 
     def __init__(self, side, attention, tree, input_ids, position_ids, terms):
         """input_ids, position_ids: [1, T]."""

@@ -46,7 +46,7 @@ class Engine:
     The same rows give the same bits as `espalier train`. The GIL is released while the engine works. One engine does one
     thing at a time: a call during another raises. Ctrl-C stops it after the micro-batch that runs. As after any other
     exception, a forward_backward that was begun leaves no gradients, also none of calls before it, and the engine can be
-    used further. On a GPU, kernels are checked when it is first met, by processes of their own; a kernel that fails is not
+    used further. On a GPU, kernels are checked when it is first met, by separate processes; a kernel that fails is not
     used, and a line on stderr says so.
 
     Args:
@@ -144,7 +144,7 @@ class Engine:
 
         Args:
             lora: Rank, scale, maps and seed, or a folder with an adapter.
-            **options: Any field of `lora`, such as `lora_rank=8`, in place of its own.
+            **options: Any field of `lora`, such as `lora_rank=8`, in place of its value.
 
         Returns:
             The adapter. It lives as long as the program keeps it.
@@ -398,7 +398,7 @@ class Engine:
             prompt_logprobs: Also log-probabilities of prompts, at temperature 1, by the pass that encodes them. The cache keeps
                 them, too. Default: False.
             seed: Of the random numbers, a whole number from 0. Default: the number of calls of `sample` so far. Each
-                completion has numbers of its own, by the number of its prompt and its own.
+                completion has its own random numbers, by the numbers of prompt and completion.
             whole_rows: Go on from whole rows, which keep their loss and log-probabilities: from a conversation with sampled
                 turns, after a tool's result. Default: False.
             batch_size: Completions that are sampled together, at most. Default: 64.
@@ -408,7 +408,7 @@ class Engine:
             watch: Called after each token, as watch(tokens) with an array [B, 3] of the completions that have a new one: number
                 of the prompt, of its sample, and the token. Those for which it returns true end there, as with a stop id. It
                 sees text as it comes, and ends a completion at a text, or one that nobody waits for. On several ranks each
-                rank is told of its own part of the prompts. None: all go on.
+                rank gets only the tokens of its part of the prompts. None: all go on.
 
         Returns:
             A list of rows, by prompt, then by sample: dicts with input_ids, loss_mask (1 on the completion), logprobs

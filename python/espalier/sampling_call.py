@@ -40,7 +40,7 @@ def options_of_prompts(params: SamplingParams | Sequence[SamplingParams] | None,
         return _named({"seed": call, **given_options("params", params, SamplingParams), **own}), []
     of_call = {name: own[name] for name in _OF_A_CALL if name in own}
     of_each = {name: value for name, value in own.items() if name not in _OF_A_CALL}
-    # Every prompt has random numbers of its own, as with one set of options.
+    # Every prompt has its own random numbers, as with one set of options.
     each = [{"seed": (call << 32) + row, **given_options("params", one, SamplingParams), **of_each}
             for row, one in enumerate(params)]  # fmt: skip
     for name in _OF_A_CALL:

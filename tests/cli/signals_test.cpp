@@ -17,7 +17,7 @@ constexpr int kStopped = 3, kGoesOn = 0, kNotAsked = 1;
 
 cli::StopRequest request{.exit_code = kStopped};
 
-/// In a process of its own: sends itself `signal` in step `step`, `times` times, well apart, and ends with
+/// In a separate process: sends itself `signal` in step `step`, `times` times, well apart, and ends with
 /// kGoesOn where it lives to be asked to stop.
 [[noreturn]] void run_into(int signal, int64_t step, int times = 1) {
   ::signal(SIGHUP, SIG_DFL);

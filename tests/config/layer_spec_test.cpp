@@ -27,7 +27,7 @@ TEST(LayerSpec, LayersOfAConfig) {
   EXPECT_EQ(config.layers, (std::vector<LayerSpec>{layer, layer}));
 }
 
-// Layers that differ have parameters of their own sizes, in the order of the layers.
+// Layers that differ have parameters of different sizes, in the order of the layers.
 TEST(LayerSpec, ParametersFollowEachLayer) {
   const LayerSpec plain{AttentionSpec{.num_attention_heads = 2, .num_key_value_heads = 1, .head_dim = 4},
                         DenseMlpSpec{.intermediate_size = 6}};

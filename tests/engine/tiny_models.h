@@ -17,7 +17,7 @@
 namespace espalier::testing {
 
 /// llama: tied embeddings, llama3 rope. qwen2: biases on q, k, v, untied, a sliding window in the second
-/// layer. qwen3: norms of q and k, head_dim of its own. mistral: a window in both layers, linear rope. olmo3:
+/// layer. qwen3: norms of q and k, its own head_dim. mistral: a window in both layers, linear rope. olmo3:
 /// norms after attention and MLP, a window in the first layer, yarn rope in the second. qwen3_5: three
 /// layers, of which the first and the last are Gated DeltaNet; gates, norms around 1, heads that are rotated
 /// in part. exaone4: norms after attention and MLP, norms of q and k, a window in the first layer, no

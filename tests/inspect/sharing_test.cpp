@@ -328,7 +328,7 @@ TEST(Sharing, WorkIsBounded) {
 }
 
 TEST(Sharing, DeepTrees) {
-  // Row k is the first k tokens of a long one and then a token of its own: a place after every 40th token.
+  // Row k is the first k tokens of a long one and then its own token: a place after every 40th token.
   constexpr int64_t kDepth = 4000, kStep = 40;
   TrajectoriesBuilder builder;
   std::vector<int32_t> spine(kDepth);

@@ -82,7 +82,7 @@ double mean(const std::vector<double>& values) {
   return sum / static_cast<double>(values.size());
 }
 
-// Two groups that take turns in the file, and a row of its own.
+// Two groups that take turns in the file, and a row without a group.
 Trajectories alternating() {
   TrajectoriesBuilder builder;
   const auto add = [&](double reward, const std::string& group) {

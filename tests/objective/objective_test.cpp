@@ -60,7 +60,7 @@ TEST(StepTerms, TokenSum) {
 }
 
 TEST(StepTerms, TokenOnce) {
-  // Token 1 is first trained on by row 1, token 2 by row 0; row 2 finds all of its own taken.
+  // Token 1 is first trained on by row 1, token 2 by row 0; all tokens of row 2 are already taken.
   expect_terms({.shared_targets = SharedTargets::kOnce}, {{{2, 3}, {1 / kOnceSum, 2 / kOnceSum}},
                                                           {{1, 3}, {0.5 / kOnceSum, 4 / kOnceSum}},
                                                           {{}, {}},
@@ -97,7 +97,7 @@ TEST(StepTerms, MeanOfSums) {
 }
 
 TEST(StepTerms, Group) {
-  // Rows 0 and 2 are a group with weights 3 + 7; rows 1 and 4 are groups of their own: three with loss.
+  // Rows 0 and 2 are a group with weights 3 + 7; rows 1 and 4 are separate groups: three with loss.
   Trajectories trajectories = weighted();
   trajectories.group_id = {"a", "", "a", "b", ""};
   const Csr<Term> terms = step_terms(trajectories, all_rows(trajectories), forest_of(trajectories, {}),

@@ -79,7 +79,7 @@ TEST(OpdTopk, EqualsTheFormulaAndItsGradient) {
     for (const int64_t width : {1, 3, 10}) {
       for (const RefTopk ref_topk : {RefTopk::kRest, RefTopk::kRenormalize}) {
         const TermTensors terms = places.terms(width);
-        // Terms of their own, since a graph is gone after its backward pass.
+        // Separate terms, since a graph is gone after its backward pass.
         const ObjectiveValue value = value_of(ref_topk, places.terms(width));
         at::Tensor p = terms.topk_logprobs.exp(), q = terms.topk_ref_logprobs.exp();
         const at::Tensor mass = p.sum(-1);

@@ -228,7 +228,7 @@ RUN_HERE = ("init", "logprobs", "sample")
 @pytest.fixture(scope="session")
 def espalier(tmp_path_factory):
     """Runs PROGRAM with the given arguments and a cache of the tests' own; a failure shows what it printed. Commands of RUN_HERE run
-    in this process, which saves the import of PyTorch, unless they are to fail or have `variables` of their own."""
+    in this process, which saves the import of PyTorch, unless they are to fail or have `variables`."""
     common = tmp_path_factory.mktemp("cache")
 
     def run(*arguments, check=True, cache=common, variables=None):
@@ -255,7 +255,7 @@ def small_disk(tmp_path):
     unshared = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c"]
     mount = shlex.join(["mount", "-t", "tmpfs", "-o", "size=64k", "none", str(tmp_path / "disk")])
     if subprocess.run([*unshared, mount], capture_output=True).returncode != 0:
-        pytest.skip("no right to mount in a namespace of one's own")
+        pytest.skip("no right to mount in a private namespace")
     left = f"find {shlex.quote(str(tmp_path / 'disk'))} -mindepth 1"
     return [*unshared, f'{mount} && {{ "$@"; code=$?; {left}; exit $code; }}', "sh"]
 

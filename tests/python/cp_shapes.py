@@ -51,7 +51,7 @@ def wide():
 
 
 def conversations():
-    """Two real ones with the same system prompt, by turns: the first letters of each message, each turn as a row of its own."""
+    """Two real ones with the same system prompt, by turns: the first letters of each message, each turn as a separate row."""
     file = REPOSITORY / "examples/tau_airline_part.jsonl"
     rows = []
     for line in file.read_text().splitlines()[:2]:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is checked of losses of patched models on two ranks, each with rows of its own: gradients against those of one process,
+"""What is checked of losses of patched models on two ranks, each with its own rows: gradients against those of one process,
 each row alone."""
 
 import functools

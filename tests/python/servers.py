@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the tests of `espalier serve` have in common: a server in a process of its own, and the official client."""
+"""What the tests of `espalier serve` have in common: a server in a separate process, and the official client."""
 
 import asyncio
 import os

@@ -504,7 +504,7 @@ MORE_FAMILIES = {
         tie_word_embeddings=False,
         **NEMOTRON,
     ),
-    # The norms of projections of low rank have an eps of their own.
+    # The norms of projections of low rank have their own eps.
     "deepseek_v3": dict(
         model_type="deepseek_v3",
         q_lora_rank=12,

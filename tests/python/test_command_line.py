@@ -574,7 +574,7 @@ def test_wrong_usage_is_told_in_words(espalier, arguments, words):
 
 
 def test_whole_numbers_of_a_config_are_decimal(espalier, tmp_path):
-    """TOML has a notation of its own for others, and refuses leading zeros."""
+    """TOML has its own notation for others, and refuses leading zeros."""
     (tmp_path / "run.toml").write_text('model = "m"\ndata = "d"\nout = "o"\nsteps = "0100"\n')
     failed = espalier("train", "--config", tmp_path / "run.toml", check=False)
     assert failed.returncode == 2 and "--steps: expected a whole number in plain decimal digits, received 0100" in failed.stderr

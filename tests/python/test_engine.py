@@ -104,7 +104,7 @@ def test_calls_add_up_to_one_step(folder):
     losses = [parts.forward_backward(part, normalize=weights)["loss"] for part in (rows[:4], rows[4:])]
     assert sum(losses) == pytest.approx(loss, rel=EXACT)
     assert worst_error(parts.gradients(), whole.gradients()) <= EXACT
-    # Negative control: with normalisers of their own they are another step.
+    # Negative control: with separate normalisers they are another step.
     parts.zero_gradients()
     assert parts.gradients() == {}
     for part in (rows[:4], rows[4:]):

@@ -47,7 +47,7 @@ def loss_of(metrics):
 
 
 def in_turns(engines, rows, use):
-    """Three steps of each adapter on rows of its own, of two calls each, in an order that interleaves everything."""
+    """Three steps of each adapter on its own rows, of two calls each, in an order that interleaves everything."""
     told = []
     for step in range(3):
         for half in (0, 1):
@@ -151,7 +151,7 @@ def test_copies_do_not_move(folder, tmp_path):
     with pytest.raises(package.InputError, match="expected an adapter of new_adapter in use, .*, received a copy, which cannot"):
         engine.forward_backward(rows)
     assert equal(seen(engine, rows), before)
-    # It is saved without optimiser, and opens as an adapter of its own, here and in an adapter that there is.
+    # It is saved without optimiser, and opens as a new adapter, here and in an adapter that there is.
     engine.save(tmp_path / "copy")
     assert not (tmp_path / "copy/optimizer.safetensors").exists()
     engine.use(engine.new_adapter(adapter=tmp_path / "copy"))

@@ -136,7 +136,7 @@ def test_whole_rows_of_the_command(espalier, folder, tmp_path):
 def test_equal_calls_sample_the_same(folder):
     engine = engine_of(folder)
     calls = [plain(engine.sample(PROMPTS, max_new_tokens=12)) for _ in range(3)]
-    assert calls[0] != calls[1] != calls[2] != calls[0]  # each has a seed of its own, which is its number
+    assert calls[0] != calls[1] != calls[2] != calls[0]  # each has its own seed, which is its number
     assert [plain(engine_of(folder).sample(PROMPTS, max_new_tokens=12, seed=k)) for k in range(3)] == calls
     assert plain(engine.sample(package.trajectories(PROMPTS), max_new_tokens=12, seed=1)) == calls[1]
     greedy = plain(engine.sample(PROMPTS, max_new_tokens=12, temperature=0))

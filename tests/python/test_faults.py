@@ -59,7 +59,7 @@ def flags(model, data):
 
 @pytest.fixture
 def start(tmp_path):
-    """Starts bin/espalier in the background; what it says on standard error goes to a file of its own."""
+    """Starts bin/espalier in the background; what it says on standard error goes to a separate file."""
     started = []
 
     def run(*arguments, preload="", **options):

@@ -21,7 +21,7 @@ from hf_models import FORMS, branching_rows, make_model, padded, sums_of, worst_
 
 peft = pytest.importorskip("peft")
 EXACT = 1e-12
-OTHERS = {  # families with dropout of their own, as layers and as functions
+OTHERS = {  # other families with dropout, as layers and as functions
     "gpt_neox": dict(hidden_dropout=0.2, attention_dropout=0.0),
     "starcoder2": dict(residual_dropout=0.2, embedding_dropout=0.3, attention_dropout=0.0),
 }

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Layers of families that a proof lets in: values narrower than keys, softcaps, chunks, short convolutions, Mamba-2, gated
-deltas, and layers that do not hand on the forest. On random forests, whole and in pieces, in float64, against each row alone."""
+deltas, and layers that do not pass on the forest. On random forests, whole and in pieces, in float64, against each row alone."""
 
 import copy
 import functools

@@ -251,7 +251,7 @@ def test_a_patched_model_is_saved_as_it_is(tmp_path):
 
 
 def test_copies():
-    """A copy of a patched model is one, with weights of its own."""
+    """A copy of a patched model is one, with its own weights."""
     model, theirs = patch(make_model("qwen3_5")), expected("qwen3_5")  # not made in float64 below
     twin = copy.deepcopy(model)
     unpatch(model)

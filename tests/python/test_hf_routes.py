@@ -88,7 +88,7 @@ def test_tokens_without_recorded_routes(kind):
 
 
 def test_layers_that_are_computed_again():
-    """Two batches with routes of their own, whose layers are computed again in the backward pass of both."""
+    """Two batches with different routes, whose layers are computed again in the backward pass of both."""
     rows, found = branching_rows(), []
     for is_checkpointed in (False, True):
         model = patch(make_model("qwen3_next"))

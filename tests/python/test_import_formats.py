@@ -359,7 +359,7 @@ def test_pairs_without_names_get_one_each(imported):
 
 
 def test_files_of_what_the_converters_take(imported):
-    """The converters have tests of their own; here is that files reach them."""
+    """The converters have their own tests; here is that files reach them."""
     tinker = {
         "model_input": {"chunks": [{"type": "encoded_text", "tokens": [1, 2]}]}, "loss_fn_inputs": {
             "target_tokens": {"data": [2, 3], "dtype": "int64", "shape": [2]}, "weights": {"data": [0.0, 1.0]}

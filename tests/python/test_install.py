@@ -47,7 +47,7 @@ def hiding(*folders, moved=()):
     steps += [["mount", "-t", "tmpfs", "none", str(folder)] for folder in [*folders, *(pair[0] for pair in moved)]]
     unshared = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c"]
     if subprocess.run([*unshared, "mount -t tmpfs none /mnt"], capture_output=True).returncode != 0:
-        pytest.skip("no right to mount in a namespace of one's own")
+        pytest.skip("no right to mount in a private namespace")
     return [*unshared, " && ".join([*map(shlex.join, steps), 'exec "$@"']), "sh"]
 
 

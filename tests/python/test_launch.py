@@ -330,7 +330,7 @@ def test_the_program_has_the_command(espalier):
 
 
 def test_backends_are_those_of_patch():
-    """The command line is parsed without PyTorch, so it has a list of its own."""
+    """The command line is parsed without PyTorch, so it has its own list."""
     from espalier.hf.attention import BACKENDS
     from espalier.launch.arguments import launch_parser
 

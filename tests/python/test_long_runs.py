@@ -247,7 +247,7 @@ def test_a_server_that_fails_is_one_warning_and_ends_no_run(espalier, flags, ser
 
 
 def test_the_first_failure_is_named_and_a_folder_in_full(server, tmp_path):
-    """From a folder of its own, and where the server cannot go on either."""
+    """From another folder, and where the server cannot go on either."""
     (tmp_path / "out/step_1").mkdir(parents=True)
     (tmp_path / "out/step_1/model.safetensors").write_bytes(b"weights")
     run = lambda: subprocess.run([sys.executable, "-m", "espalier.publish", server.url, "out/step_1"], cwd=tmp_path, capture_output=True,

@@ -17,7 +17,7 @@ from small_models import MODELS, MORE_FAMILIES, WINDOWS_AND_ROPES, random_rows, 
 from test_against_transformers import init_model
 
 RANK, ALPHA = 3, 5
-# Which maps have adapters, in families that have something of their own to adapt.
+# Which maps have adapters, in families with other maps to adapt.
 TARGETS = {
     "llama": ["q_proj", "v_proj", "lm_head"],  # the head is the embedding
     "qwen2": ["q_proj", "k_proj", "o_proj", "gate_proj", "down_proj"],  # beside biases

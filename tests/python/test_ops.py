@@ -166,7 +166,7 @@ def detached(value):
 
 
 def samples_of(name):
-    """What the operator may be called with. Backward operators have no gradients of their own."""
+    """What the operator may be called with. Backward operators have no gradients themselves."""
     for sample in SAMPLES[name](Random()):
         yield tuple(map(detached, sample)) if "backward" in name else sample
 

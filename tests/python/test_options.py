@@ -117,7 +117,7 @@ def test_sampling_by_params(folder):
     assert len(engine.sample(prompts, params, samples=1)) == 2
     stopped = ids(engine.sample(prompts, params, stop_ids=np.arange(61)))
     assert [len(row) for row in stopped] == [4, 4, 3, 3]
-    # Without a seed each call has one of its own.
+    # Without a seed each call draws its own.
     fresh, seeded = engine_of(folder), params.replace(seed=None)
     assert ids(fresh.sample(prompts, seeded)) == ids(engine.sample(prompts, params, seed=0))
     assert ids(fresh.sample(prompts, seeded)) == ids(engine.sample(prompts, params, seed=1))

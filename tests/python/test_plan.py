@@ -72,7 +72,7 @@ def test_all_strategies_stand_in_one_table(espalier, model, data):
         [row["strategy"], f"{row['micro_batches']:,}", f"{row['encoded_tokens']:,}", "yes"] for row in without["comparison"]]
     assert [row["strategy"] for row in without["comparison"]] == STRATEGIES
     assert not any("predicted_seconds" in row for row in without["comparison"])
-    # Under a memory budget the ways of checkpointing differ, and each has a token budget of its own.
+    # Under a memory budget the ways of checkpointing differ, and each has its own token budget.
     for strategy in ("auto", *STRATEGIES):
         plan, text = planned(espalier, "--data", data, "--model", model, "--memory-budget", "1200kB", "--strategy", strategy)
         rows, shown = plan["comparison"], strategies_in(text)

@@ -110,7 +110,7 @@ def test_swift(tmp_path, capsys):
     for name in ("_swift_external_1", "_swift_external_2"):
         imported_by_swift(path, name)
 
-    class Seq2SeqTrainer(transformers.Seq2SeqTrainer):  # as ms-swift's, which has a train() of its own
+    class Seq2SeqTrainer(transformers.Seq2SeqTrainer):  # as ms-swift's, which has its own train()
         def train(self, *args, **kwargs):
             return super().train(*args, **kwargs)
 

@@ -159,7 +159,7 @@ def adapters_of(engine, folder):
 @pytest.mark.parametrize("kind, dtype", [*((kind, "float64") for kind in ("qwen3", "qwen3_5", "phi3", "gemma2", "nemotron_h")),
                                          ("qwen3", "float32")])  # fmt: skip
 def test_prompts_that_join_are_as_if_alone(espalier, tmp_path, kind, dtype):
-    """Of several adapters, side by side. In float32, where products take weights in a form of their own, errors against float64
+    """Of several adapters, side by side. In float32, where products take weights in another form, errors against float64
     are at most twice those of each alone."""
     engine = engine_of(init_model(espalier, tmp_path, kind), prefix_cache="1MiB", adapters=True, dtype=dtype)
     used, alone = adapters_of(engine, tmp_path)
@@ -225,7 +225,7 @@ def test_a_sampling_whose_weights_change(folder, tmp_path):
 
 @pytest.mark.parametrize("adapters", [False, True])
 def test_weights_made_ready_for_a_sampling_are_not_used_for_others(folder, adapters):
-    """In float32, where products take weights in a form of their own, while a sampling goes on."""
+    """In float32, where products take weights in another form, while a sampling goes on."""
     engine = engine_of(folder, dtype="float32", adapters=adapters)
     if adapters:
         engine.use(engine.new_adapter(lora_rank=4))

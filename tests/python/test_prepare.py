@@ -343,7 +343,7 @@ def test_a_failed_run_leaves_the_old_output_alone(prepare, models, tmp_path):
 
 
 def test_command_line(models, tmp_path):
-    """As `espalier prepare` runs it: a process of its own, which does not import torch."""
+    """As `espalier prepare` runs it: a separate process, which does not import torch."""
     chats = tmp_path / "chats.jsonl"
     chats.write_text(json.dumps(CALLS) + "\n\n")
     environment = os.environ | {"PYTHONPATH": str(PYTHON_FOLDER)}

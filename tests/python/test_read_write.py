@@ -35,7 +35,7 @@ def test_what_is_written_is_read_back(tmp_path, name):
     assert rows.chosen.tolist() == [1, 0, 0] and rows.pair_id == ["7", "", ""] and rows.group_id == ["a", "b", ""]
     assert rows.routed_experts.tolist() == [[-1, -1]] * 5 + [[1, 2]]
     assert [rows.name(r) for r in range(3)] == ["first", "1", "2"]
-    # Rows as dicts of their own can be written again.
+    # Rows as separate dicts can be written again.
     package.write(tmp_path / "again.jsonl", list(rows))
     again = package.read(tmp_path / "again.jsonl")
     assert [sorted(row) for row in again] == [sorted(row) for row in rows]

@@ -288,7 +288,7 @@ def test_stable_reinforce_reads_what_was_sampled(service):
 
 
 def test_the_loop_of_the_page(address, tmp_path):
-    """docs/server.md: a loop of one's own, in a process of its own."""
+    """docs/server.md: a user's own loop, in a separate process."""
     (block,) = [each for each in blocks_of((REPOSITORY / "docs/server.md").read_text(encoding="utf-8")) if each.title == "my_loop.py"]
     (tmp_path / "my_loop.py").write_text(block.code)
     environment = {**os.environ, "TINKER_BASE_URL": address, "TINKER_API_KEY": "tml-local"}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What training shares, in the log of Transformers' Trainer and of loops of one's own, and the warning where it is nothing."""
+"""What training shares, in the log of Transformers' Trainer and of users' own loops, and the warning where it is nothing."""
 
 import copy
 import warnings

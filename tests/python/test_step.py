@@ -105,7 +105,7 @@ def test_terms_of_a_loss_mask(is_flat, recompute):
     """Sparse, with a weight for each row; micro-batches without terms run where others go on from them."""
     rows, rng = branching_rows(), random.Random(seed_of(5))
     mask = [[int(position >= 9 and rng.random() < 0.5) for position in range(len(row))] for row in rows]
-    mask[7] = [0] * len(rows[7])  # a tree of its own
+    mask[7] = [0] * len(rows[7])  # a separate tree
     weights = torch.tensor([rng.uniform(-1, 1) for _ in rows], dtype=torch.float64)
     seen = []
 

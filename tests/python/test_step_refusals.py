@@ -386,7 +386,7 @@ def test_weights_that_nobody_asks_for():
 def test_what_wrappers_hand_on():
     """Hooks that change the arguments of a model, which micro-batches do not have."""
     changes = {"attention_mask: expected a model whose wrappers": lambda ids: dict(attention_mask=torch.ones_like(ids)),
-               "input_ids: expected a model whose wrappers hand on the tokens": lambda ids: dict(input_ids=ids + 1)}
+               "input_ids: expected a model whose wrappers pass on the tokens": lambda ids: dict(input_ids=ids + 1)}
     for message, change in changes.items():
         model = make_model("qwen3", torch.float32)
         model.register_forward_pre_hook(lambda _, args, kwargs, change=change: (args, kwargs | change(kwargs["input_ids"])),

@@ -41,7 +41,7 @@ def commands(name, model, rows, *more):
 
 
 def rows_with_loss(seed):
-    """Of which every one has a step of its own where need be."""
+    """Each row has a token with loss, so that it can be a step by itself."""
     rows = [row for row in random_rows(seed, "grpo") if len(row["input_ids"]) > 1]
     return [{key: value for key, value in row.items() if key not in ("loss_mask", "loss_weights")} for row in rows]
 

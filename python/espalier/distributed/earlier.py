@@ -7,7 +7,7 @@ from torch import Tensor
 
 
 class EarlierGradients:
-    """Sets the gradients of `parameters` aside, so that a step has gradients of its own."""
+    """Sets the gradients of `parameters` aside, so that a step has only its own gradients."""
 
     def __init__(self, parameters: Iterable[Tensor]) -> None:
         self._parameters = list(parameters)

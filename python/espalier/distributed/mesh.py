@@ -39,7 +39,7 @@ class Dimensions:
 
 
 def dimensions_of(mesh: Any) -> Dimensions:
-    """Of this rank. mesh: a DeviceMesh over all ranks, or None, where every rank has rows of its own. Raises Unsupported for
+    """Of this rank. mesh: a DeviceMesh over all ranks, or None, where every rank has its own rows. Raises Unsupported for
     other dimensions than those of data, context and tensor parallelism."""
     rank, size = dist.get_rank(), dist.get_world_size()
     if mesh is None:

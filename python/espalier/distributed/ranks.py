@@ -36,7 +36,7 @@ class Ranks:
         model: A model of fully_shard (FSDP2), its layers first and then itself, over all ranks; or, in mode "gathered", of
             DistributedDataParallel; or one that Transformers has divided by its `distributed_config`.
             `espalier.hf.patch` may come before or after.
-        mesh: A DeviceMesh of all ranks whose dimensions have names, where not every rank has rows of its own. Ranks along
+        mesh: A DeviceMesh of all ranks whose dimensions have names, where not every rank has its own rows. Ranks along
             "cp" have the same rows, and each computes a part of every micro-batch of an `espalier.Step`. Ranks along "tp"
             have the same rows and other heads of the model. Ranks along "dp", "fsdp", and names that begin with "dp_", have
             different rows. None: the mesh of Transformers, where it has divided the model.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What ends a loop of one's own on all ranks, where an exception ends it on one."""
+"""What ends a user's loop on all ranks, where an exception ends it on one."""
 
 import atexit
 import contextlib

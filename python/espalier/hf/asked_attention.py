@@ -49,7 +49,7 @@ class Attention(NamedTuple):
 
 
 class Chunks:
-    """The tokens of a forest in the order of their chunks, each of which is a forest of its own: what a chunk leaves of a subtree
+    """The tokens of a forest in the order of their chunks, each of which is a separate forest: what a chunk leaves of a subtree
     is one run of tokens, and attention in chunks is attention on the forest of all of them.
 
     order       [T] int64: the token at each place

@@ -37,7 +37,7 @@ def _view_class(config_class: Any) -> Any:
     def set_attention(view: Any, value: Any) -> None:
         view.espalier_original._attn_implementation = value
 
-    # Copies and pickles hold a view of their own copy of the config.
+    # Copies and pickles hold a view of the config's copy.
     def copied(view: Any, memo: dict[int, Any]) -> Any:
         return tree_view(copy.deepcopy(view.espalier_original, memo), view.espalier_name,
                          copy.deepcopy(view.espalier_rest, memo))  # fmt: skip

@@ -47,7 +47,7 @@ def unwrapped(model: Any) -> Any:
     """The model of Transformers inside of wrappers: PEFT, torch.compile, DistributedDataParallel."""
     inner = model
     while True:
-        if _is_engine_of_deepspeed(inner):  # which hands on whatever it does not have itself
+        if _is_engine_of_deepspeed(inner):  # which passes on whatever it does not have itself
             return inner
         if hasattr(inner, "get_base_model"):  # PEFT
             inner = inner.get_base_model()

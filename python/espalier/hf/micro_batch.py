@@ -59,7 +59,7 @@ class MicroBatchModel:
 
     @property
     def is_recurrent(self) -> bool:
-        """Whether it has layers that hand on states along paths."""
+        """Whether it has layers that pass on states along paths."""
         return mixer_of(self.backbone) is not None
 
     def check_dividing(self) -> None:
@@ -175,7 +175,7 @@ class MicroBatchModel:
         adapter: Any = getattr(model, "active_peft_config", None)
         if getattr(adapter, "is_prompt_learning", False):
             raise Unsupported(f"espalier.Step: expected adapters in the layers of the model, such as LoRA, received "
-                              f"{getattr(adapter.peft_type, 'value', adapter.peft_type)}, which puts tokens of its own "
+                              f"{getattr(adapter.peft_type, 'value', adapter.peft_type)}, which adds virtual tokens "
                               "before each row")  # fmt: skip
         if (foreign := shared_head.foreign_forward(self.inner)) is not None:
             raise Unsupported(f"espalier.Step: expected the forward of {type(self.inner).__name__} itself, received "
@@ -196,13 +196,13 @@ def _advice_on(forward: Any) -> str:
 
 
 def _check_handed_on(expected: Tensor, input_ids: Tensor | None = None, **others: Any) -> None:
-    """Raises Unsupported where wrappers hand on more to a model than the tokens [1, T] of a micro-batch."""
+    """Raises Unsupported where wrappers pass on more to a model than the tokens [1, T] of a micro-batch."""
     for name, value in others.items():
         if value is not None and name not in ("return_dict", "output_hidden_states", "output_attentions"):
-            raise Unsupported(f"{name}: expected a model whose wrappers hand on input_ids alone, received "
+            raise Unsupported(f"{name}: expected a model whose wrappers pass on input_ids alone, received "
                               f"{type(value).__name__}, which micro-batches of espalier.Step do not have")  # fmt: skip
     if input_ids is not expected and (input_ids is None or not torch.equal(input_ids.to(expected.device), expected)):
-        raise Unsupported("input_ids: expected a model whose wrappers hand on the tokens of a micro-batch, received "
+        raise Unsupported("input_ids: expected a model whose wrappers pass on the tokens of a micro-batch, received "
                           f"{'none' if input_ids is None else 'others'}")  # fmt: skip
 
 
@@ -216,7 +216,7 @@ def _has_values(gradient: Any) -> bool:
 
 @contextlib.contextmanager
 def _forward_of(module: Any, function: Callable[..., Any]) -> Iterator[None]:
-    """Inside, `function` is the forward of `module`, which has none of its own but that of shared_head, inside of its hooks; in
+    """Inside, `function` is the forward of `module`, where only shared_head may have replaced it. Hooks still run. Only in
     this thread: others may generate meanwhile."""
     thread, own = threading.get_ident(), module.__dict__.get("forward")
 

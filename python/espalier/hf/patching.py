@@ -26,7 +26,7 @@ from .run import Expand, TreeRun
 
 CACHES = ("past_key_values", "cache_params", "cache")  # "cache" since Transformers 5.24
 ROWS = ("input_ids", "attention_mask", "position_ids")
-OUTPUTS = ("output_hidden_states", "output_router_logits")  # handed on to the model
+OUTPUTS = ("output_hidden_states", "output_router_logits")  # passed on to the model
 BOUNDARIES = ("cu_seq_lens_q", "cu_seq_lens_k", "seq_idx")  # of packed rows, for kernels; position_ids say the same
 # No result of a backbone depends on these.
 UNUSED = ("num_items_in_batch", "shift_labels", "ignore_index", "logits_to_keep", "max_length_q", "max_length_k")
@@ -358,7 +358,7 @@ def _wants_cache(arguments: Mapping[str, Any]) -> bool:
 
 
 def _checked(backbone: Any, arguments: dict[str, Any], dropout: str | None) -> dict[str, Any]:
-    """What to hand on to the model. Raises Unsupported for arguments that do not fit a forest."""
+    """What to pass on to the model. Raises Unsupported for arguments that do not fit a forest."""
     if "input_ids" not in arguments:
         raise Unsupported("expected input_ids [B, S], by which rows are compared, received none"
                           + (", but inputs_embeds" if "inputs_embeds" in arguments else ""))  # fmt: skip

@@ -21,7 +21,7 @@ LITTLE = 1.05  # a ratio below is next to nothing
 class SharingMeter:
     """Counts what a patched model shares in the batches that it is trained on, those with gradients.
 
-    For a training loop of your own, with accelerate or without: add `meter.metrics()` to what the loop logs. After 16 batches
+    For your own training loop, with accelerate or without: add `meter.metrics()` to what the loop logs. After 16 batches
     that share next to nothing (a ratio below 1.05) it warns once and gives the reason. Figures are those of this process. A
     model has one meter; a new one replaces it.
 

@@ -77,7 +77,7 @@ _PATTERNS = ((re.compile(r"heads|groups"), 2), (re.compile(r"position|length|_le
 
 
 def small_config(config: Any, layers: list[int], scale: Scale | None = None) -> Any:
-    """A config of the class of `config` with small sizes, with these layers of its own, and its options."""
+    """A config of the class of `config` with small sizes, its options, and only these of its layers."""
     config = original_of(config)
     values = {name: value for name, value in config.to_dict().items()
               if name not in ("dtype", "torch_dtype", "architectures", "transformers_version")}  # fmt: skip

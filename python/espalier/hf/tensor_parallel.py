@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Models whose heads and vocabulary are divided over ranks (tensor parallelism), as Transformers does it by `tp_plan`.
 
-Attention and recurrent layers of such a model have a rank's heads as plain tensors, and need nothing of their own. Here is what
+Attention and recurrent layers of such a model have a rank's heads as plain tensors, and need nothing more. Here is what
 does: parameters that every rank has whole and uses for its heads only, and log-probabilities by a part of the vocabulary.
 """
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The forest for what is called without it: attention and mixers whose layer does not hand on the arguments of the model's
+"""The forest for what is called without it: attention and mixers whose layer does not pass on the arguments of the model's
 forward, and embeddings of positions that count rows.
 
 Hooks on such layers keep the forest that a layer is handed, for this thread, until the layer ends, and inside of what
@@ -51,7 +51,7 @@ def of_model(run: "TreeRun | None") -> Iterator[None]:
 
 
 def attach(backbone: Any, every_layer: bool = False) -> bool:
-    """Makes embeddings of positions of `backbone` know of the forest, and layers that do not hand on what they are handed, or
+    """Makes embeddings of positions of `backbone` know of the forest, and layers that do not pass on what they are handed, or
     every layer: those with recurrent mixers may hand it on to some. Returns whether there are such. Harmless where they know
     of it."""
     is_any = False

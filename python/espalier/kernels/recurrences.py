@@ -108,7 +108,7 @@ class Recurrence:
         raise NotImplementedError
 
     def scan(self, waves: Waves, inputs: Sequence[Tensor | None]) -> tuple[Tensor, Tensor]:
-        """Both results of the operator for `inputs` in place of its own."""
+        """Both results of the operator for `inputs` in place of the recorded ones."""
         raise NotImplementedError
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is known about the kernels of a GPU, by family: found by a process of its own with a time limit (checks.py), and kept
+"""What is known about the kernels of a GPU, by family: found by a separate process with a time limit (checks.py), and kept
 under the GPU, the driver, the versions of PyTorch and of the libraries, and a digest of the sources.
 
 Families: "library" and "ampere" (attention, as ESPALIER_ATTENTION names them), which the compiled trainer checks itself where

@@ -29,7 +29,7 @@ what is shared:
   says what rows have in common; larger batches, or a sampler that keeps groups
   together (espalier.hf.group_sampler), bring them together.
 
-a loop of your own:
+your own loop:
   Without a Trainer nothing says when training begins. --patch-on load patches every
   causal language model that from_pretrained returns.
 

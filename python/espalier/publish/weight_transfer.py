@@ -69,7 +69,7 @@ def send(server: Server, folder: Path, group: Group | None = None) -> None:
 
 
 def _forget_killed_sender(server: Server) -> None:
-    """The server would keep its communicator, and take no further update while one of its own is open."""
+    """The server would keep its communicator, and take no further update while this one is open."""
     try:
         server.post("/shutdown_weight_transfer_engine")
     except OSError:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whole weights of clients: each model in training has an engine of its own, and all snapshots of a model another one.
+"""Whole weights of clients: each model in training has its own engine, and all snapshots of a model share another.
 
 Snapshots lie on disk; the one that is sampled is in memory. So a served model takes, for each model in training, weights,
 gradients and optimiser, and for all samplers together the weights once.

@@ -382,7 +382,7 @@ class Service:
         return self._submit(request.model_id, request.seq_id or 0, lambda model: work)
 
     async def copy_weights(self, request: requests.CopyWeights) -> str:
-        """A copy of a checkpoint under a run of its own. Returns its path."""
+        """A copy of a checkpoint under a new run. Returns its path."""
         folder, base, lora, path = self._checkpoint(request.source_path)
         return await asyncio.to_thread(self._copied, folder, base, lora, path, request.ttl_seconds)
 

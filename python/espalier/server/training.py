@@ -202,7 +202,7 @@ class _Job:
 
 
 class _JoinedJobs:
-    """Passes of several models, as one. If that fails, each is done by itself, so that a client learns of its own faults."""
+    """Passes of several models, as one. If that fails, each is done by itself, so that a client gets only its own errors."""
 
     def __init__(self, jobs: list[_Job]) -> None:
         self._jobs = jobs

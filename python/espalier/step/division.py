@@ -20,7 +20,7 @@ Integers = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Part:
-    """What one rank has of the tokens of a micro-batch, T of them, as a forest of its own. A rank without any has a stand-in:
+    """What one rank has of the tokens of a micro-batch, T of them, as a forest. A rank without any has a stand-in:
     a copy of the first token that sees nothing, and that nobody sees.
 
     tokens       [T] int64 ascending: their numbers in the micro-batch
@@ -163,7 +163,7 @@ class Division:
         return Pieces(begin, end, rank, self.plan.prev(batch, layout)[begin].astype(np.int64))
 
     def _blocks(self, batch: int) -> "_Blocks":
-        """Keys of one rank that the same queries of the micro-batch see, all of them: of the ancestors and then of its own."""
+        """Keys of one rank that the same queries of the micro-batch see, all of them: ancestors first, then the micro-batch."""
         layout, pieces, reads = self.layout(batch), self.pieces(batch), self.plan.context(batch)
         found = []
         for source, ancestor in enumerate(reads.ancestors):

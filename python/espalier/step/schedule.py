@@ -58,7 +58,7 @@ class Scan:
     own          int64: rows of that frame that it reads itself; states are these, and then what is received
     first        what it computes first
     swap         of A and B of the `ends` of `first`; None where no rank continues another
-    kept         int64: which of its own it needs; known are these, and then what is received
+    kept         int64: which rows of this rank are needed; known are these, and then what is received
     levels       [(which, before)] int64 each: in this order, what is known at `which` goes on from the states at `before`
     entering     int64: which of the known states its tokens continue, after those of the parent
     prev         [T] int32 of the part: -2 - n where a token continues the state n
@@ -123,7 +123,7 @@ class Schedule:
         return found
 
     def _summaries(self, held: Integers) -> tuple[Swap | None, Integers, Integers]:
-        """(swap, kept, known): what this rank has of its own and receives, in that order."""
+        """(swap, kept, known): what this rank has and receives, in that order."""
         ranks = np.repeat(np.arange(self._ranks), [len(of) for of in self._known])
         wanted = OnRanks(np.concatenate([NOTHING, *self._known]), ranks)
         if len(ranks) == 0:

@@ -28,7 +28,7 @@ class Step:
     """The forward and backward passes of one optimiser step, as a loop over the micro-batches of a plan.
 
     After the loop `.grad` holds the gradients of the rows trained each on its own, whatever the plan. Under partition every
-    token is encoded once: what layers leave to the micro-batches that go on from theirs is handed on, and gradients come back
+    token is encoded once: what layers leave to the micro-batches that go on from theirs is passed on, and gradients come back
     the same way. At any time only the micro-batches of one path of the plan are held.
 
     On several ranks a plan may be empty, and gradients come together by espalier.distributed.
@@ -198,7 +198,7 @@ class Step:
         return outputs if entropy else outputs[0]
 
     def hidden(self, batch: StepBatch) -> Tensor:
-        """Hidden states after the last norm, each that which predicts the term, for heads of your own.
+        """Hidden states after the last norm, each that which predicts the term, for your own heads.
 
         Args:
             batch: The micro-batch that the loop gave last, of M terms.

@@ -36,7 +36,7 @@ struct YarnRope {
   double beta_fast = 32;      // from this many rotations on, frequencies stay unchanged
   double beta_slow = 1;       // up to this many, they are divided by `factor`
   bool truncate = true;       // round the bounds of the interpolation to whole dimensions
-  double mscale_all_dim = 0;  // attention that has a scale of its own for it (deepseek_v3); 0: none
+  double mscale_all_dim = 0;  // attention with its own scale (deepseek_v3); 0: none
   double attention_factor =
       1;  // of cos and sin; computed from factor, mscale and mscale_all_dim if not given
 };

@@ -122,7 +122,7 @@ class RowIndex {
 
   /// RowStore::begin. Throws IndexFound.
   fs::path begin() {
-    if (descriptor_ >= 0) return path_;  // files of which rows are left out have a builder of their own
+    if (descriptor_ >= 0) return path_;  // files of which rows are left out have another builder
     std::error_code ignored;
     if (!options_.row_cache.empty()) fs::create_directories(options_.row_cache, ignored);
     descriptor_ = ::open(lock_path().c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0666);

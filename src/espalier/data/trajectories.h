@@ -103,7 +103,7 @@ struct Trajectories {
   RealColumn ref_topk_logprobs;  // [N * ref_topk]
   int64_t ref_topk = 0;
 
-  // The token that a term predicts in place of its own: entry t takes the place of token t as what the tokens
+  // The token that a term predicts in place of token t: entry t takes the place of token t as what the tokens
   // before it predict, while those after it still read token t. Columns of Python alone have it.
   Column<int32_t> target_ids;  // [N] or empty
 

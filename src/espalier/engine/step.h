@@ -69,7 +69,7 @@ struct StepOptions {
   ChildOrder child_order = ChildOrder::kFirstReached;
   /// The sources of a mix, used in place of `objective` with TermChoice::kWithLoss.
   std::span<const MixSource> mix{};
-  /// By row of the data: an adapter of its own. Rows of different ones share nothing. Empty: none.
+  /// By row of the data: its adapter. Rows of different adapters share nothing. Empty: none.
   std::span<const std::shared_ptr<const accumulating::AdapterMaps>> adapters{};
   const Group* context_group = nullptr;  // make_share: as Step::context_group
 };

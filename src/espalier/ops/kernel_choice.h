@@ -17,7 +17,7 @@ namespace espalier {
 /// Implementations of tree_attention on CUDA, in order of preference.
 enum class AttentionKind {
   kLibrary,  // a library that Python has registered (attention/library.h)
-  kAmpere,   // kernels of our own (attention/fused.h)
+  kAmpere,   // our own kernels (attention/fused.h)
   kMasked,   // chunks of queries with a mask (attention/masked.h)
 };
 

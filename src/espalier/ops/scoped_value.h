@@ -13,11 +13,11 @@ namespace espalier::detail {
 /// The kinds of scoped values.
 enum class Scope : uint8_t { kKernels, kUpcastWeights, kPreparedWeights, kRowAdapters };
 
-/// The kind in LibTorch's words, other than those of its own.
+/// The kind as LibTorch knows it. Differs from LibTorch's kinds.
 c10::DebugInfoKind kind_of(Scope scope);
 
 /// Holds a value that operators find while this lives: in the thread that made it, and in all threads that
-/// run its backward passes, to which LibTorch hands on such values. Of several of one kind (Value::kScope)
+/// run its backward passes, to which LibTorch passes on such values. Of several of one kind (Value::kScope)
 /// the innermost counts. They end in the reverse order.
 template <class Value>
 class ScopedValue {

@@ -81,7 +81,7 @@ class PrefixTree {
   int64_t bytes() const;
 
  private:
-  /// The first `size` tokens of a node become one of their own, which is returned. The node has the rest.
+  /// Splits a node: its first `size` tokens become a new node, its parent, which is returned.
   Prefix divide(const Prefix& node, int64_t size);
   bool can_be_continued(const PrefixNode& node) const;
 

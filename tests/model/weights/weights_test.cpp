@@ -70,7 +70,7 @@ class Weights : public ::testing::Test {
     fs::create_directories(source_);
     std::ofstream(source_ / "config.json") << config.dump();
     Tensors tensors = tensors_of(tiny_decoder(config, dtype, 11));
-    std::reverse(tensors.begin(), tensors.end());  // an order of its own
+    std::reverse(tensors.begin(), tensors.end());  // another order
     tensors.insert(tensors.begin() + 3, {"unknown.extra", at::randn({5}, at::kHalf)});
     for (const char* name : {"tokenizer.json", "chat_template.jinja", "LICENSE", "generation_config.json"}) {
       std::ofstream(source_ / name) << "text of " << name;

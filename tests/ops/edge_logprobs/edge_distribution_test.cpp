@@ -78,7 +78,7 @@ TEST(EdgeDistribution, EqualReferenceAcrossBlocks) {
   EXPECT_LE(worst_error(given.run(edge_distribution), given.run(reference::edge_distribution)), 1e-12);
 }
 
-/// Log-probabilities and entropies as results of their own.
+/// Log-probabilities and entropies as separate results.
 Results apart(Results results) {
   const std::vector<at::Tensor> halves = results[0].chunk(2);
   results[0] = halves[0];
@@ -90,7 +90,7 @@ TEST(EdgeDistribution, ErrorInLowPrecisionIsAtMostTwiceThatOfThePlainForm) {
   for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16}) {
     for (const unsigned which : {0U, 1U, 14U, 31U}) {
       SCOPED_TRACE(::testing::Message() << dtype << ", options " << which);
-      // Products of few rows: over many, those of our own panels add up otherwise than the library's do.
+      // Products of few rows: over many, our panels add up in another order than the library.
       DistributionProblem given(500 + which, {256, 256, 16, 700}, which, dtype);
       // An edge for each row: the plain form would add those of one row up before the products, in fewer
       // sums.

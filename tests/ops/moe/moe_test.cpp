@@ -238,7 +238,7 @@ TEST(Moe, GroupedProductsAreAsExactAsTheReference) {
   }
 }
 
-// Of what sorts, gathers and sums tokens; products have tests of their own.
+// Of what sorts, gathers and sums tokens; products have other tests.
 TEST(Moe, IsBitwiseTheSameForAnyNumberOfThreads) {
   const MoeProblem given(300, 7, 3, /*clamped=*/false, 48, 40);
   const at::Tensor scales = at::randn({7, 48}, at::kDouble);

@@ -196,7 +196,7 @@ TEST(Ranks, UnitsStayWhole) {
   }
 }
 
-/// What the ranks throw where the last of them trains on a case of its own.
+/// What the ranks throw where the last of them trains on another case.
 std::vector<std::string> thrown_with(const Case& given, const Case& of_last) {
   return ThreadRanks(3).run(
       [&](const Group& group) { train_steps(group.rank() == 2 ? of_last : given, group); });

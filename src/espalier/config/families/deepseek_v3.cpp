@@ -57,8 +57,8 @@ constexpr ModelFamily kDeepseekV3Family{
     .model_type = "deepseek_v3",
     .max_position_embeddings = 4096,
     .num_key_value_heads = 128,
-    .head_dim = 64,  // unused: latent attention has sizes of its own
-    // Transformers computes head_dim and qk_head_dim. auto_map: released files name classes of their own,
+    .head_dim = 64,  // unused: latent attention has its own sizes
+    // Transformers computes head_dim and qk_head_dim. auto_map: released files name their own classes,
     // from before Transformers had the family. ep_size, seq_aux and aux_loss_alpha concern the original
     // training.
     .keys =

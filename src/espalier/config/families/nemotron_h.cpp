@@ -112,7 +112,7 @@ constexpr ModelFamily kNemotronHFamily{
     .head_dim = 128,
     .padding_row = false,
     .counts_layers = true,
-    // auto_map: released files name classes of their own, from before Transformers had the family. It ignores
+    // auto_map: released files name their own classes, from before Transformers had the family. It ignores
     // expand, mamba_proj_bias, norm_eps, residual_in_fp32 and n_shared_experts, of which there is one. The
     // others affect neither results nor layers before those of multi-token prediction.
     .keys =

@@ -20,7 +20,7 @@ struct BucketRows {
   const ChunkBucket* bucket = nullptr;
   at::Tensor token;  // [n * L]
 
-  /// Rows x [T, H, D] as [n * H, L, D], in memory of their own.
+  /// Rows x [T, H, D] as [n * H, L, D], copied.
   at::Tensor by_head(const at::Tensor& x) const;
 
   /// The same for x [T, H], as [n * H, L].

@@ -42,7 +42,7 @@ void share(int64_t num_tasks, int64_t num_threads, const Work& work) {
   });
 }
 
-// Where a thread finds memory of its own.
+// Where a thread finds its own memory.
 template <class Word>
 struct ThreadScratch {
   at::Tensor words;

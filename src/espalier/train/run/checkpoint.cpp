@@ -85,7 +85,7 @@ CheckpointWriter::CheckpointWriter(const fs::path& folder, const CheckpointOptio
     return partial_->path().string();
   });
   path_ = group.gather(made).front();
-  // Its name tells of host and process, so that no rank takes a folder of its own for it.
+  // Its name has host and process in it, so that no rank mistakes another folder for it.
   is_seen_by_all_ = !group.any(!fs::is_directory(path_, error));
   if (is_seen_by_all_) share_ = {group.rank(), group.size()};
 }

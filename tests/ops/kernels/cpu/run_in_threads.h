@@ -12,7 +12,7 @@
 
 namespace espalier::testing {
 
-/// Calls work(thread) for thread = 0 .. threads - 1, each in a thread of its own, and waits for all of them.
+/// Calls work(thread) for thread = 0 .. threads - 1, each in its own thread, and waits for all of them.
 template <class Work>
 void run_in_threads(int threads, const Work& work) {
   std::vector<std::thread> running;

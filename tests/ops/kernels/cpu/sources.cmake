@@ -8,7 +8,7 @@ list(APPEND core_test_sources
   ${CMAKE_CURRENT_LIST_DIR}/products/product_choice_test.cpp
   ${CMAKE_CURRENT_LIST_DIR}/recurrence/recurrence_test.cpp)
 
-# What several threads compute together; a program of its own, for the thread sanitizer.
+# What several threads compute together; a separate program, for the thread sanitizer.
 list(APPEND thread_test_sources
   ${CMAKE_CURRENT_LIST_DIR}/attention/tree_attention_threads_test.cpp
   ${CMAKE_CURRENT_LIST_DIR}/products/blocked_product_threads_test.cpp
