@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The Markdown tables of `espalier bench`, made of the rows that --json gives."""
+"""The figures of `espalier bench`, its JSON and its Markdown tables, made of what was measured."""
 
+import json
 from collections.abc import Sequence
+from statistics import median
 from typing import Any
 
 from .figures import human_bytes
@@ -9,16 +11,79 @@ from .figures import human_bytes
 Row = dict[str, Any]
 
 
-def bench_text(hardware: str, rows: list[Row], products: str | None = None, reason: str = "", device: str = "") -> str:
-    """The table of matrix products, of strategies, of the tree beside packing, or of the tree alone."""
-    del device  # stands in `hardware`
-    if products is not None:
-        table = _products(rows, f"{products} ({reason})")
+def bench_text(as_json: bool, hardware: str, **found: Any) -> str:
+    """The JSON, or the table of matrix products, of strategies, of the tree beside packing, or of the tree alone. found: rows of
+    matrix products with the choice of `products` and the reason, or the device and the data sets, by strategies or not."""
+    if "products" not in found:
+        rows_of = _strategy_rows if found["compares_strategies"] else _tree_row
+        found = {"device": found["device"], "rows": [row for data in found["data_sets"] for row in rows_of(data)]}
+    if as_json:
+        return json.dumps({"hardware": hardware, **found}, indent=2, ensure_ascii=False) + "\n"
+    rows = found["rows"]
+    if "products" in found:
+        table = _products(rows, f"{found['products']} ({found['reason']})")
     elif rows and "side" in rows[0]:
         table = _strategies(rows)
     else:
         table = _ratios(rows) if rows and "packing_seconds" in rows[0] else _tree(rows)
     return f"{hardware}\n\n{table}"
+
+
+def _strategy_rows(data: Row) -> list[Row]:
+    """A row for each side of a data set."""
+    shared, sides = _counts(data), [_figures(side, data) for side in data["sides"]]
+    names = ("side", "strategy", "token_budget")
+    return [_sorted(shared | side | {name: of[name] for name in names} |
+                    {"data": data["data"], "whole_tree_bound": sides[0]["bound"]})
+            for side, of in zip(sides, data["sides"])]  # fmt: skip
+
+
+def _tree_row(data: Row) -> list[Row]:
+    """One row: the tree, by itself or beside packing and append-only merging."""
+    tree, packing = _figures(data["sides"][0], data), _figures(data["sides"][-1], data)
+    row = _counts(data) | tree | {"tree_seconds": tree["seconds"], "tree_tflops_per_second": tree["tflops_per_second"]}
+    if len(data["sides"]) > 1:
+        merging = _merging(data)
+        row |= {"packing_seconds": packing["seconds"], "packing_tflops_per_second": packing["tflops_per_second"],
+                "append_only_measured": merging is not None,
+                "append_only_seconds": packing["seconds"] if merging is None else median(merging["seconds"])}  # fmt: skip
+    return [_sorted(row)]
+
+
+def _counts(data: Row) -> Row:
+    ratio = data["flat_tokens"] / data["tree_tokens"]
+    counts = {name: data[name] for name in ("flat_tokens", "tree_tokens", "append_only_tokens")}
+    return counts | {"cached_token_ratio": ratio, "por": 1 - 1 / ratio}
+
+
+def _figures(side: Row, data: Row) -> Row:
+    """Of a side, beside the others: seconds are medians of the rounds, and ratios of the ratios of each round. Speed-ups are over
+    the last side, relative_speed over the first. Bounds are FLOPs of the whole rows, or after append-only merging, over those of
+    the plan."""
+    first, last, merging = data["sides"][0], data["sides"][-1], _merging(data)
+    speedups, seconds = _ratios_of(last, side), median(side["seconds"])
+    found = {name: side[name] for name in ("micro_batches", "encoded_tokens", "loss", "grad_norm", "working_bytes", "peak_bytes")}
+    speedup, bound = median(speedups), data["packing_flops"] / side["plan_flops"]
+    return found | {
+        "err": 1 - side["encoded_tokens"] / data["flat_tokens"], "seconds": seconds, "speedup": speedup,
+        "speedup_low": min(speedups), "speedup_high": max(speedups), "relative_speed": median(_ratios_of(first, side)),
+        "bound": bound, "share_of_bound": speedup / bound,
+        "speedup_over_append_only": speedup if merging is None else median(_ratios_of(merging, side)),
+        "bound_over_append_only": data["append_only_flops"] / side["plan_flops"],
+        "tflops_per_second": side["flops"] / seconds / 1e12}  # fmt: skip
+
+
+def _merging(data: Row) -> Row | None:
+    """The side of append-only merging; None where there is none."""
+    return next((side for side in data["sides"] if side["strategy"] == "append-only"), None)
+
+
+def _ratios_of(over: Row, side: Row) -> list[float]:
+    return [before / after for before, after in zip(over["seconds"], side["seconds"], strict=True)]
+
+
+def _sorted(row: Row) -> Row:
+    return dict(sorted(row.items()))
 
 
 def _table(columns: Sequence[str], rows: Sequence[Sequence[str]], texts: tuple[int, ...] = ()) -> str:

@@ -4,10 +4,8 @@
 #include <algorithm>
 #include <cmath>
 #include <ctime>
-#include <functional>
 
 #include "espalier/base/check.h"
-#include "espalier/base/median.h"
 #include "espalier/engine/engine.h"
 #include "espalier/model/model.h"
 #include "espalier/runtime/device.h"
@@ -22,20 +20,11 @@ double now(bool cpu_seconds) {
   return static_cast<double>(time.tv_sec) + 1e-9 * static_cast<double>(time.tv_nsec);
 }
 
-// over[round] / side[round].
-std::vector<double> ratios(const std::vector<double>& over, const std::vector<double>& side) {
-  std::vector<double> result(side.size());
-  std::transform(over.begin(), over.end(), side.begin(), result.begin(), std::divides<>());
-  return result;
-}
-
-// A side and the measurements of its rounds.
+// A side and its last step; counts are equal in all rounds.
 struct MeasuredSide {
   Step step;
-  std::vector<double> seconds;
-  StepResult result;  // of the last round; counts are equal in all rounds
-  double grad_norm = 0;
-  int64_t peak_bytes = 0;
+  StepResult result{};
+  SideResult found{};
 };
 
 class Rounds {
@@ -53,10 +42,10 @@ class Rounds {
     const double begin = now(options_.cpu_seconds);
     measured->result = run_step(*measured);
     synchronize(decoder_.device());
-    measured->seconds.push_back(now(options_.cpu_seconds) - begin);
-    measured->grad_norm = global_norm(decoder_.gradients());
+    measured->found.seconds.push_back(now(options_.cpu_seconds) - begin);
+    measured->found.grad_norm = global_norm(decoder_.gradients());
     for (const MicroBatchMeasure& measure : measured->result.measured) {
-      measured->peak_bytes = std::max(measured->peak_bytes, measure.peak_bytes);
+      measured->found.peak_bytes = std::max(measured->found.peak_bytes, measure.peak_bytes);
     }
   }
 
@@ -76,53 +65,16 @@ int64_t resident_bytes(const Decoder& decoder) {
   return bytes;
 }
 
-bool merges(const BenchmarkSide& side) {
-  return side.plan.strategy == Strategy::kAppendOnly;
-}
-
-// The measurements that every side is compared with.
-struct Compared {
-  const MeasuredSide& first;
-  const MeasuredSide& last;
-  const MeasuredSide* append_only;  // null if there is no such side
-  int64_t flat_tokens;
-  LossFlops flops;  // without trees
-};
-
-Compared compared(const Decoder& decoder, const std::vector<MeasuredSide>& measured,
-                  const std::vector<BenchmarkSide>& sides, const Step& whole) {
-  const auto merging = std::ranges::find_if(sides, merges);
-  return {.first = measured.front(),
-          .last = measured.back(),
-          .append_only = merging == sides.end() ? nullptr : &measured[merging - sides.begin()],
-          .flat_tokens = whole.flat_tokens(),
-          .flops = loss_flops(model_cost(decoder.config()), whole)};
-}
-
-SideResult summarize(const Decoder& decoder, const MeasuredSide& measured, const Compared& with) {
+SideResult summarize(const Decoder& decoder, const MeasuredSide& measured, const BenchmarkSide& of) {
   const ModelCost model = model_cost(decoder.config());
-  const std::vector<double> speedups = ratios(with.last.seconds, measured.seconds);
-  const double plan_flops = loss_flops(model, measured.step).plan;
-  SideResult side;
+  SideResult side = measured.found;
+  side.side = of;
   side.micro_batches = static_cast<int64_t>(measured.result.measured.size());
   side.encoded_tokens = measured.result.work.tokens;
-  side.err = 1 - static_cast<double>(side.encoded_tokens) / static_cast<double>(with.flat_tokens);
-  side.seconds = median(measured.seconds);
-  side.speedup = median(speedups);
-  side.speedup_low = *std::min_element(speedups.begin(), speedups.end());
-  side.speedup_high = *std::max_element(speedups.begin(), speedups.end());
-  side.relative_speed = median(ratios(with.first.seconds, measured.seconds));
-  side.bound = with.flops.sequence_packing / plan_flops;
-  side.share_of_bound = side.speedup / side.bound;
-  side.speedup_over_append_only = with.append_only == nullptr
-                                      ? side.speedup
-                                      : median(ratios(with.append_only->seconds, measured.seconds));
-  side.bound_over_append_only = with.flops.append_only / plan_flops;
-  side.tflops_per_second = step_flops(model, measured.result.work).total() / side.seconds / 1e12;
+  side.flops = step_flops(model, measured.result.work).total();
+  side.plan_flops = loss_flops(model, measured.step).plan;
   side.loss = measured.result.loss;
-  side.grad_norm = measured.grad_norm;
-  side.peak_bytes = measured.peak_bytes;
-  side.working_bytes = std::max<int64_t>(0, measured.peak_bytes - resident_bytes(decoder));
+  side.working_bytes = std::max<int64_t>(0, side.peak_bytes - resident_bytes(decoder));
   return side;
 }
 
@@ -156,11 +108,6 @@ std::vector<BenchmarkSide> strategy_sides(const Forest& forest, double budget_fr
           {"sequence packing", {Strategy::kSequencePacking, packing_budget}}};
 }
 
-const SideResult* BenchmarkResult::append_only() const {
-  const auto found = std::ranges::find_if(sides, merges, &SideResult::side);
-  return found == sides.end() ? nullptr : &*found;
-}
-
 BenchmarkResult benchmark(const Decoder& decoder, const Trajectories& trajectories,
                           const std::vector<BenchmarkSide>& sides, const BenchmarkOptions& options,
                           const BenchmarkProgress& progress) {
@@ -173,7 +120,7 @@ BenchmarkResult benchmark(const Decoder& decoder, const Trajectories& trajectori
   }
   Rounds rounds(decoder, loss, options);
   for (int64_t i = 0; i < options.warmup; ++i) rounds.run(&measured.front());
-  measured.front().seconds.clear();
+  measured.front().found.seconds.clear();
   for (int64_t round = 0; round < options.repeats; ++round) {
     // Rotate the order and alternate its direction, so that drift over time favours no side.
     std::string text;
@@ -181,7 +128,8 @@ BenchmarkResult benchmark(const Decoder& decoder, const Trajectories& trajectori
       const size_t k = round % 2 == 0 ? i : sides.size() - 1 - i;
       const size_t s = (k + static_cast<size_t>(round / 2)) % sides.size();
       rounds.run(&measured[s]);
-      text += fmt::format("{}{} {:.3f} s", i == 0 ? "" : ", ", sides[s].name, measured[s].seconds.back());
+      text +=
+          fmt::format("{}{} {:.3f} s", i == 0 ? "" : ", ", sides[s].name, measured[s].found.seconds.back());
     }
     if (progress) progress(fmt::format("round {}: {}", round + 1, text));
   }
@@ -194,18 +142,14 @@ BenchmarkResult benchmark(const Decoder& decoder, const Trajectories& trajectori
     if (progress) progress(fmt::format("{}: {}", sides.front().name, profile));
   }
 
-  BenchmarkResult result;
-  result.flat_tokens = forest.flat_tokens();
-  result.tree_tokens = forest.tree_tokens();
-  result.cached_token_ratio =
-      static_cast<double>(result.flat_tokens) / static_cast<double>(result.tree_tokens);
-  result.por = 1 - 1 / result.cached_token_ratio;
-  result.append_only_tokens = forest_statistics(forest).append_only_tokens;
-  const Compared with = compared(decoder, measured, sides, measured.front().step);
-  for (size_t s = 0; s < sides.size(); ++s) {
-    result.sides.push_back(summarize(decoder, measured[s], with));
-    result.sides.back().side = sides[s];
-  }
+  const LossFlops flops = loss_flops(model_cost(decoder.config()), measured.front().step);
+  BenchmarkResult result{.flat_tokens = forest.flat_tokens(),
+                         .tree_tokens = forest.tree_tokens(),
+                         .append_only_tokens = forest_statistics(forest).append_only_tokens,
+                         .packing_flops = flops.sequence_packing,
+                         .append_only_flops = flops.append_only,
+                         .sides = {}};
+  for (size_t s = 0; s < sides.size(); ++s) result.sides.push_back(summarize(decoder, measured[s], sides[s]));
   return result;
 }
 

@@ -41,22 +41,13 @@ std::vector<BenchmarkSide> tree_and_packing_sides(const Forest& forest, Strategy
 /// trajectory, and uses that if it is larger. Throws InputError for a fraction outside (0, 1].
 std::vector<BenchmarkSide> strategy_sides(const Forest& forest, double budget_fraction);
 
-/// Results of a side. Seconds are of one forward and backward pass over all trajectories; ratios are medians
-/// of the ratios of each round.
+/// What was measured of a side, in rounds of one forward and backward pass over all trajectories.
 struct SideResult {
   BenchmarkSide side;
+  std::vector<double> seconds{};  // by round
   int64_t micro_batches = 0, encoded_tokens = 0;
-  double err = 0;      // effective reuse ratio: 1 - encoded / flat
-  double seconds = 0;  // median
-  double speedup = 0;  // seconds of the last side / seconds
-  double speedup_low = 0, speedup_high = 0;
-  double relative_speed = 0;  // seconds of the first side / seconds
-  double bound = 0;           // FLOPs(flat) / FLOPs(this side's plan)
-  double share_of_bound = 0;  // speedup / bound
-  // Over append-only merging: seconds of its side / seconds; `speedup` without such a side.
-  double speedup_over_append_only = 0;
-  double bound_over_append_only = 0;  // FLOPs after append-only merging / FLOPs(this side's plan)
-  double tflops_per_second = 0;
+  double flops = 0;           // that ran
+  double plan_flops = 0;      // of the plan, without tokens that no loss reaches
   double loss = 0;            // of the last round, as is grad_norm
   double grad_norm = 0;       // over all gradients
   int64_t peak_bytes = 0;     // of tensors on the decoder's device, including weights and gradient sums; 0
@@ -65,14 +56,10 @@ struct SideResult {
 };
 
 struct BenchmarkResult {
-  int64_t flat_tokens = 0;
-  int64_t tree_tokens = 0;
-  double cached_token_ratio = 0;   // flat / tree
-  double por = 0;                  // 1 - tree / flat
-  int64_t append_only_tokens = 0;  // after append-only merging
-  std::vector<SideResult> sides;   // in the requested order
-
-  const SideResult* append_only() const;  // null if there is no such side
+  int64_t flat_tokens = 0, tree_tokens = 0;
+  int64_t append_only_tokens = 0;                   // after append-only merging
+  double packing_flops = 0, append_only_flops = 0;  // as plan_flops
+  std::vector<SideResult> sides;                    // in the requested order
 };
 
 using BenchmarkProgress = std::function<void(const std::string& text)>;

@@ -29,44 +29,25 @@
 
 namespace espalier {
 
-NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(SideResult, micro_batches, encoded_tokens, err, seconds, speedup,
-                                   speedup_low, speedup_high, relative_speed, bound, share_of_bound,
-                                   speedup_over_append_only, bound_over_append_only, tflops_per_second, loss,
-                                   grad_norm, working_bytes, peak_bytes)
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(SideResult, seconds, micro_batches, encoded_tokens, flops, plan_flops,
+                                   loss, grad_norm, working_bytes, peak_bytes)
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(BenchmarkResult, flat_tokens, tree_tokens, append_only_tokens,
-                                   cached_token_ratio, por)
+                                   packing_flops, append_only_flops)
 
 namespace cli {
 namespace {
 
-/// A row for each side of a data set.
-void add_strategy_rows(const std::string& data, const BenchmarkResult& result, nlohmann::ordered_json* rows) {
+nlohmann::json json_of(const std::string& data, const BenchmarkResult& result) {
+  nlohmann::json json = result;
+  json["data"] = data;
   for (const SideResult& side : result.sides) {
-    nlohmann::json row = {{"data", data},
-                          {"side", side.side.name},
-                          {"strategy", to_string(side.side.plan.strategy)},
-                          {"token_budget", side.side.plan.token_budget},
-                          {"whole_tree_bound", result.sides.front().bound}};
-    row.update(result);
-    row.update(side);
-    rows->emplace_back(std::move(row));
+    nlohmann::json row = side;
+    row["side"] = side.side.name;
+    row["strategy"] = to_string(side.side.plan.strategy);
+    row["token_budget"] = side.side.plan.token_budget;
+    json["sides"].push_back(std::move(row));
   }
-}
-
-/// One row: the tree, by itself or beside packing and append-only merging.
-nlohmann::json tree_row(const BenchmarkResult& result) {
-  const SideResult &tree = result.sides.front(), &packing = result.sides.back();
-  nlohmann::json row = result;
-  row.update(tree);
-  row["tree_seconds"] = tree.seconds;
-  row["tree_tflops_per_second"] = tree.tflops_per_second;
-  if (result.sides.size() == 1) return row;
-  const SideResult* merging = result.append_only();
-  row["packing_seconds"] = packing.seconds;
-  row["packing_tflops_per_second"] = packing.tflops_per_second;
-  row["append_only_measured"] = merging != nullptr;
-  row["append_only_seconds"] = merging == nullptr ? packing.seconds : merging->seconds;
-  return row;
+  return json;
 }
 
 struct MeasuredRates {
@@ -150,7 +131,7 @@ Decoder load_or_make(const BenchArguments& flags, at::Device device) {
 }
 
 /// By name.
-std::vector<std::pair<std::string, Trajectories>> data_sets(const BenchArguments& flags, int64_t vocab_size) {
+std::vector<std::pair<std::string, Trajectories>> sets_of(const BenchArguments& flags, int64_t vocab_size) {
   if (!flags.data.data.empty()) {
     DataUse use;
     use.vocab_size = vocab_size;
@@ -185,14 +166,15 @@ std::string hardware_of(const BenchArguments& flags, at::Device device) {
                      flags.benchmark.cpu_seconds ? ", CPU seconds" : "");
 }
 
-void report(const BenchArguments& flags, const nlohmann::ordered_json& json) {
-  std::string text;
-  if (!flags.json || !flags.out.empty()) {
-    text = by_python("bench", "bench",
+/// Prints and writes what Python makes of the measurements.
+void report(const BenchArguments& flags, nlohmann::ordered_json json) {
+  const auto made = [&](bool as_json) {
+    json["as_json"] = as_json;
+    return by_python("bench", "bench",
                      json.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace));
-  }
-  if (!flags.out.empty()) write_text(flags.out, text);
-  print_output("{}", flags.json ? json.dump(2) + "\n" : text);
+  };
+  if (!flags.out.empty()) write_text(flags.out, made(false));
+  print_output("{}", made(flags.json));
 }
 
 void run_bench(BenchArguments flags) {
@@ -214,21 +196,19 @@ void run_bench(BenchArguments flags) {
     return report(flags, json_of(measured));
   }
   const Decoder decoder = load_or_make(flags, device);
-  auto rows = nlohmann::ordered_json::array();
+  auto data_sets = nlohmann::ordered_json::array();
   Progress progress("bench");
-  for (const auto& [name, trajectories] : data_sets(flags, decoder.config().vocab_size)) {
+  for (const auto& [name, trajectories] : sets_of(flags, decoder.config().vocab_size)) {
     const Forest forest = forest_of(trajectories, {});
     const std::vector<BenchmarkSide> sides = sides_of(flags, forest);
     const auto note = [&, &set = name](const std::string& text) { progress.line(set + ": " + text); };
-    flags.benchmark.profiler = rows.empty() && profiler ? &*profiler : nullptr;
-    const BenchmarkResult result = benchmark(decoder, trajectories, sides, flags.benchmark, note);
-    if (flags.strategies) {
-      add_strategy_rows(name, result, &rows);
-    } else {
-      rows.emplace_back(tree_row(result));
-    }
+    flags.benchmark.profiler = data_sets.empty() && profiler ? &*profiler : nullptr;
+    data_sets.emplace_back(json_of(name, benchmark(decoder, trajectories, sides, flags.benchmark, note)));
   }
-  report(flags, {{"hardware", hardware_of(flags, device)}, {"device", device.str()}, {"rows", rows}});
+  report(flags, {{"hardware", hardware_of(flags, device)},
+                 {"device", device.str()},
+                 {"compares_strategies", flags.strategies},
+                 {"data_sets", data_sets}});
 }
 
 constexpr auto kStrategies = std::to_array<Word<Strategy>>(
