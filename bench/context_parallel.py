@@ -9,6 +9,12 @@ Figures are medians of the rounds, speeds medians of each round's ratio. Sums of
 
     python bench/context_parallel.py -o table.md
 
+With --link two processes train through a link of so many megabits per second, which both directions share: the loopback of a new
+network namespace, limited by `tc` (Linux, where `unshare -rn` is allowed). Sides are keys sent in one transfer, before attention, and
+in groups of heads, of which attention computes one while the next are on their way. Both give the same bits.
+
+    python bench/context_parallel.py --link 400 --tokens 8192 -o link.md
+
 `least` is what ranks have to send at least: keys and values of each token once to every other rank that sees it, and their
 gradients; `all to all` is that of every token to every rank.
 """
@@ -32,6 +38,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 import espalier
 from espalier.distributed import Ranks
+from espalier.hf import exchange
 
 TOLERANCE = 1e-4  # of losses in float32, relative
 SIDES = (1, 2, 4)  # processes
@@ -44,6 +51,8 @@ MODELS = {
 }  # fmt: skip
 HEADER = ["model", "tree", "tokens", "processes", "elapsed, s", "speed", "of the CPU, s", "speed by it", "low .. high", "imbalance",
           "sent, MB", "over the least", "of all to all"]  # fmt: skip
+LINK_HEADER = ["tokens", "link, Mbit/s", "sent, MB", "of the CPU, s", "one transfer, s", "groups of heads, s", "speed-up", "low .. high"]
+LINK = "ESPALIER_BENCH_LINK"  # in the environment of the program that runs behind the link
 
 
 def trees(scale):
@@ -138,21 +147,51 @@ def line(kind, name, tokens, size, found):
             f"{sent / (row * tokens * (size - 1)):.0%}" if size > 1 else ""]  # fmt: skip
 
 
+def measure_link(rows, rounds, link):
+    """Lines of the table of --link."""
+    found = {groups: [] for groups in (1, exchange.MOST_GROUPS)}
+    for number in range(rounds):
+        for groups in found if number % 2 == 0 else reversed(found):
+            exchange.MOST_GROUPS = groups  # of the processes, which are forked
+            found[groups].append(run_side(2, "qwen3", rows))
+        print(f"context_parallel: {[round(sides[-1]['seconds'], 2) for sides in found.values()]} s", file=sys.stderr)
+    one, several = found.values()
+    if len({side["loss"] for side in [*one, *several]}) > 1:
+        raise Failure(f"losses {[side['loss'] for side in [*one, *several]]}: expected the same bits")
+    ratios = [before["seconds"] / after["seconds"] for before, after in zip(one, several)]
+    seconds = [statistics.median(side["seconds"] for side in sides) for sides in found.values()]
+    cpu = statistics.median(side["cpu"] for side in several)
+    return [[f"{espalier.build(rows).tree_tokens:,}", f"{link or 'not limited'}", f"{one[0]['sent'] / 1e6:.1f}", f"{cpu:.2f}",
+             *(f"{each:.2f}" for each in seconds), f"{statistics.median(ratios):.2f}", f"{min(ratios):.2f} .. {max(ratios):.2f}"]]
+
+
+def behind_link(link):
+    """Starts this program again where the loopback is so slow."""
+    limited = "ip link set lo up && tc qdisc add dev lo root tbf rate $0mbit burst 128kb latency 2s && exec \"$@\""
+    os.environ[LINK] = str(link)
+    os.execvp("unshare", ["unshare", "-rn", "sh", "-c", limited, str(link), sys.executable, *sys.argv])
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tokens", type=int, default=2048, help="of the conversation (default: %(default)s)")
     parser.add_argument("--rounds", type=int, default=3, help="(default: %(default)s)")
+    parser.add_argument("--link", type=int, metavar="MBIT", help="two processes through a link of so many megabits per second; 0: not limited")
     parser.add_argument("-o", "--out", type=Path, metavar="FILE", help="write the table (Markdown) to this file too")
     args = parser.parse_args()
+    if args.link and os.environ.get(LINK) != str(args.link):
+        behind_link(args.link)
+    header = HEADER if args.link is None else LINK_HEADER
     try:
         stay_on_two_cores()
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-        lines = [line for kind in MODELS for name, rows in trees(args.tokens).items()
-                 for line in measure(kind, name, rows, args.rounds)]  # fmt: skip
+        sets = trees(args.tokens)
+        lines = measure_link(sets["a conversation"], args.rounds, args.link) if args.link is not None else [
+            line for kind in MODELS for name, rows in sets.items() for line in measure(kind, name, rows, args.rounds)]  # fmt: skip
     except Failure as failure:
         print(f"context_parallel: {failure}", file=sys.stderr)
         return 1
-    columns = {name: lambda row, place=place: row[place] for place, name in enumerate(HEADER)}
+    columns = {name: lambda row, place=place: row[place] for place, name in enumerate(header)}
     publish(f"One run, {args.rounds} rounds", columns, lines, args.out)
     return 0
 

@@ -2,6 +2,7 @@
 """What is checked on several ranks that have parts of the same micro-batches: losses and gradients against those of one
 process, each row alone, and that what is broken on purpose is not exact."""
 
+import contextlib
 import functools
 import os
 import time
@@ -81,6 +82,11 @@ def cases(every):
             if IS_LONG or (row + column) % every == 0]  # fmt: skip
 
 
+def heads_apart():
+    """Inside, every key head is exchanged by itself, so that attention runs meanwhile."""
+    return mock.patch.object(exchange, "LEAST_BYTES", 0)
+
+
 def check_matrix(rank, context):
     mesh = mesh_of(rank, context)
     for kind in FAMILIES:
@@ -89,7 +95,8 @@ def check_matrix(rank, context):
         for shape in (shape for of, shape in cases(min(rank.size + context + 1, len(SHAPES))) if of == kind):
             for budget, recompute in (WHOLE, False), (7, len(shape) % 2 == 0):
                 clear(model)
-                loss, gradients, report = by_step(ranks, model, SHAPES[shape](), budget, recompute=recompute)
+                with heads_apart() if budget == WHOLE else contextlib.nullcontext():
+                    loss, gradients, report = by_step(ranks, model, SHAPES[shape](), budget, recompute=recompute)
                 error = worst_error((loss, gradients), expected(kind, shape))
                 assert error <= EXACT, (kind, shape, budget, error, f"seed {seed_of(0)}")
                 assert report.encoded_tokens >= espalier.build(SHAPES[shape]()).tree_tokens
@@ -229,6 +236,44 @@ def zero3(rank):
     assert sum(step.report.dummies) == (2 if rank.size == 4 else 0)
 
 
+def heads_that_arrive_in_turn(rank):
+    """Windows and sinks, with partition and checkpoints, and negative controls: heads of another group, gradients too."""
+    mesh = mesh_of(rank, rank.size)
+    for kind in "qwen3", "gpt_oss":
+        model = sharded(make_model(kind), mesh)
+        ranks, groups = Ranks(model, mesh), set()
+        head_groups, receive = exchange.Route.head_groups, exchange.Exchange.receive
+
+        def error(budget, dtype_of_sums=InFloat64):
+            clear(model)
+            found = by_step(ranks, model, SHAPES["deep"](), budget, dtype_of_sums)[:2]
+            return found if dtype_of_sums is not InFloat64 else worst_error(found, expected(kind, "deep"))
+
+        def counted(*given):
+            groups.add(found := head_groups(*given))
+            return found
+
+        with heads_apart(), mock.patch.object(exchange.Route, "head_groups", counted):
+            assert max(error(WHOLE), error(9)) <= EXACT
+            assert groups == {model.config.num_key_value_heads}
+            before = error(9, torch.enable_grad)
+            model.gradient_checkpointing_enable({"use_reentrant": False})
+            assert worst_error(error(9, torch.enable_grad), before) <= EXACT
+            model.gradient_checkpointing_disable()
+
+        received = {}
+
+        def repeated(of, turn, group, pending):
+            turn, received[group] = receive(of, turn, group, pending)
+            return turn, received.get(group - 1, received[group]) + 0 * received[group]
+
+        with heads_apart(), mock.patch.object(exchange.Exchange, "receive", repeated):
+            assert error(WHOLE) > 1e-4
+        with heads_apart(), mock.patch.object(exchange, "reversed", list, create=True):  # gradients of groups in another order
+            assert error(WHOLE) > 1e-4
+        assert error(WHOLE) <= EXACT
+
+
 def what_is_broken(rank):
     """Negative controls: each gives other losses or gradients."""
     mesh = mesh_of(rank, rank.size)
@@ -256,7 +301,7 @@ def what_is_broken(rank):
         assert error() > 1e-4
     with mock.patch.object(division.Division, "_blocks", siblings):
         assert error() > 1e-4
-    with mock.patch.object(exchange.Route, "backwards", lambda *args: 2 * backwards(*args)):
+    with mock.patch.object(exchange.Route, "backwards", lambda of, rows: backwards(of, 2 * rows)):
         assert error() > 1e-4
     without = mock.PropertyMock(return_value=None)
     with mock.patch.object(espalier.Step, "_divided", without, create=True):  # a gradient reduced twice: every rank has all
@@ -332,5 +377,6 @@ def one_fails(rank):
     assert worst_error(by_step(ranks, model, rows)[:2], expected("qwen3", "star")) <= EXACT
 
 
-CHECKS = {2: [parts_of_two, checkpoints, lora, replicas, low_precision, zero3, what_is_broken, what_is_refused, one_fails],
+CHECKS = {2: [parts_of_two, checkpoints, lora, replicas, low_precision, zero3, what_is_broken, what_is_refused, one_fails,
+              heads_that_arrive_in_turn],
           4: [parts_of_four, parts_of_two, a_scan_over_parts, zero3, weights_and_routes, shards_with_replicas]}  # fmt: skip

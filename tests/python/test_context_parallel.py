@@ -5,9 +5,11 @@ family."""
 
 import functools
 import itertools
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 
 import espalier
 from cp_shapes import SHAPES
@@ -195,6 +197,15 @@ def test_what_the_simulation_finds():
         division.scan = functools.partial(lambda given, _batch: given, scan)
     with pytest.raises(AssertionError):
         check_states(of, batch)
+
+
+@pytest.mark.parametrize("heads, rows, groups", [(8, 4096, 4), (8, 4095, 2), (8, 10**6, 4), (8, 2047, 1), (8, 0, 1), (6, 4096, 3),
+                                                 (7, 10**6, 1), (1, 10**6, 1)])  # fmt: skip
+def test_groups_of_heads(heads, rows, groups):
+    """At most four, of equally many heads, with a MiB each. Rows of 8 heads have 1,024 bytes, and those of others as many or more."""
+    sizes = 48 * 8 // heads + 1 * (heads != 8), 16 * 8 // heads + 1 * (heads != 8)
+    key, value = (torch.zeros(3, heads, size, dtype=torch.bfloat16) for size in sizes)
+    assert cp_checks.exchange.Route.head_groups(SimpleNamespace(most=rows), key, value) == groups
 
 
 def test_balance():

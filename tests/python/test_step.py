@@ -342,13 +342,13 @@ def test_gradients_of_context_that_are_dropped(recompute, monkeypatch):
 
 def test_keys_of_other_tokens(monkeypatch):
     """Context in another order than its values."""
-    stock = context.ContextRun.attention_context
+    stock = context.ContextRun.attention_contexts
 
     def turned(run, *given):
-        arguments = stock(run, *given)
-        return arguments and arguments | {"context_k": [key.flip(0) for key in arguments["context_k"]]}
+        arguments = stock(run, *given)[0]()
+        return [lambda: arguments and arguments | {"context_k": [key.flip(0) for key in arguments["context_k"]]}]
 
-    monkeypatch.setattr(context.ContextRun, "attention_context", turned)
+    monkeypatch.setattr(context.ContextRun, "attention_contexts", turned)
     assert broken("qwen3")
 
 

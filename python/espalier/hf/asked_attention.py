@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a layer asks of attention on a forest, and attention in chunks of positions."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -84,3 +84,8 @@ class Chunks:
                     positions.append(from_key - key_begin + first)
         return given | {"context_blocks": torch.tensor(blocks, dtype=torch.int64).reshape(-1, 5),
                         "context_positions": torch.tensor(positions, dtype=torch.int64)}  # fmt: skip
+
+
+def in_groups(tensor: Tensor, groups: int, dim: int) -> Sequence[Tensor]:
+    """Equal parts of its heads; one group leaves no trace in the graph."""
+    return (tensor,) if groups == 1 else tensor.chunk(groups, dim)

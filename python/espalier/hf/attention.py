@@ -16,7 +16,7 @@ from .. import ops
 from ..errors import Unsupported
 from ..kernels import gated_delta, libraries, ssm_scan
 from . import told
-from .asked_attention import Attention
+from .asked_attention import Attention, in_groups
 from .run import TreeRun
 
 NAME = "espalier"  # by which configs ask for it
@@ -148,15 +148,20 @@ def as_autocast(*tensors: Tensor) -> tuple[Tensor, ...]:
 def _by_espalier(run: TreeRun, asked: Attention) -> Tensor:
     query, key, value = (tensor.squeeze(0).transpose(0, 1) for tensor in asked[:3])
     run.leave(key=key, value=value)
-    context, device = run.attention_context(key, value, asked.window, asked.chunk), query.device
+    contexts, device = run.attention_contexts(key, value, asked.window, asked.chunk), query.device
     chunks = run.in_chunks(asked.chunk) if asked.chunk else None
     if chunks is not None:
         query, key, value = (tensor.index_select(0, chunks.order.to(device)) for tensor in (query, key, value))
-        context = chunks.context(context)
-    out = ops.tree_attention(
-        query, key, value, (run if chunks is None else chunks).subtree_end.to(device), softmax_scale=asked.scale,
-        sliding_window=asked.window, position=run.position.to(device) if asked.window else None, sinks=asked.sinks,
-        softcap=asked.softcap, **context)  # fmt: skip
+    forest, position = (run if chunks is None else chunks), run.position.to(device) if asked.window else None
+    of_groups = [in_groups(tensor, len(contexts), 1) for tensor in (query, key, value)]
+    sinks = [None] * len(contexts) if asked.sinks is None else in_groups(asked.sinks, len(contexts), 0)
+    found = []
+    for context, q, k, v, sink in zip(contexts, *of_groups, sinks):
+        given = context() if chunks is None else chunks.context(context())
+        found.append(ops.tree_attention(
+            q, k, v, forest.subtree_end.to(device), softmax_scale=asked.scale, sliding_window=asked.window, position=position,
+            sinks=sink, softcap=asked.softcap, **given))  # fmt: skip
+    out = found[0] if len(found) == 1 else torch.cat(found, 1)
     if chunks is not None:
         out = out.index_select(0, chunks.rank.to(device))
     return out.unsqueeze(0)

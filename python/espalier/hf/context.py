@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ..errors import Unsupported
 from ..trees import Layout
-from .run import TreeRun
+from .run import Contexts, TreeRun
 
 Left: TypeAlias = dict[tuple[int, str], Tensor]  # what layers leave, by layer and name
 
@@ -102,12 +102,12 @@ class ContextRun(TreeRun):
         """Lets the frames go, whoever still holds the run."""
         self._frames, self._parent = (), None
 
-    def attention_context(self, _key: Tensor, _value: Tensor, _window: int, _chunk: int) -> dict[str, Any]:
+    def attention_contexts(self, _key: Tensor, _value: Tensor, _window: int, _chunk: int) -> Contexts:
         if not self._frames:
-            return {}
+            return [dict]
         leaves = [[self._left_by(frame, name) for frame in self._frames] for name in ("key", "value")]
-        return {"context_k": leaves[0], "context_v": leaves[1], "context_blocks": self._blocks,
-                "context_positions": self._positions}  # fmt: skip
+        return [lambda: {"context_k": leaves[0], "context_v": leaves[1], "context_blocks": self._blocks,
+                         "context_positions": self._positions}]  # fmt: skip
 
     def inherited(self, name: str) -> Tensor | None:
         return None if self._parent is None else self._left_by(self._parent, name)

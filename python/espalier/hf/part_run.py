@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A rank's part of a micro-batch on its way through a model: in every layer it reads what others have computed there."""
 
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -12,9 +13,11 @@ from torch import Tensor
 
 from ..rank_group import RankGroup
 from ..trees import Layout
+from .asked_attention import in_groups
 from .context import ContextRun, Frame
 from .exchange import Exchange, Route, Swap
 from .recurrence import Recurrence
+from .run import Contexts
 
 Integers = NDArray[np.int64]
 
@@ -97,20 +100,31 @@ class PartRun(ContextRun):
     def turn(self) -> Tensor:
         return self._turns[-1]
 
-    def attention_context(self, key: Tensor, value: Tensor, window: int, chunk: int) -> dict[str, Any]:
+    def attention_contexts(self, key: Tensor, value: Tensor, window: int, chunk: int) -> Contexts:
         if (window, chunk) not in self._keys:
             reads = self._plan.keys(window, chunk)
             self._keys[window, chunk] = (Route(reads.swap, self._plan.group, self._device), torch.from_numpy(reads.blocks),
                                          torch.from_numpy(reads.positions))  # fmt: skip
         route, blocks, positions = self._keys[window, chunk]
         keys, values = ([self._left_by(frame, name) for frame in self._frames] for name in ("key", "value"))
-        if route.is_needed:
-            pairs = [tensor for pair in zip([*keys, key], [*values, value]) for tensor in pair]
-            received = self._exchange(route, *pairs).split([key.shape[1] * key.shape[2], value.shape[1] * value.shape[2]], 1)
-            keys.append(received[0].unflatten(1, key.shape[1:]))
-            values.append(received[1].unflatten(1, value.shape[1:]))
-        return {"context_k": keys, "context_v": values, "context_blocks": blocks,
-                "context_positions": positions} if keys else {}  # fmt: skip
+        if not route.is_needed and not keys:
+            return [dict]
+        groups = route.head_groups(key, value) if route.is_needed else 1
+        exchange = Exchange(route, groups)
+        pairs = [tensor for pair in zip([*keys, key], [*values, value]) for tensor in pair]
+        pending = self._send(exchange, *pairs) if route.is_needed else []
+        of_groups = [[in_groups(tensor, groups, 1) for tensor in tensors] for tensors in (keys, values)]
+
+        def context(group: int) -> dict[str, Any]:
+            context_k, context_v = ([tensor[group] for tensor in tensors] for tensors in of_groups)
+            if pending:
+                shapes = [(of.shape[1] // groups, of.shape[2]) for of in (key, value)]
+                received = self._receive(exchange, group, pending[group]).split([heads * size for heads, size in shapes], 1)
+                context_k.append(received[0].unflatten(1, shapes[0]))
+                context_v.append(received[1].unflatten(1, shapes[1]))
+            return {"context_k": context_k, "context_v": context_v, "context_blocks": blocks, "context_positions": positions}
+
+        return [functools.partial(context, group) for group in range(groups)]
 
     def along_paths(self, name: str, of: Recurrence) -> Tensor:
         if not self._scans:
@@ -156,12 +170,23 @@ class PartRun(ContextRun):
         return states.index_select(0, scan.entering)
 
     def _exchange(self, route: Route, *tensors: Tensor) -> Tensor:
-        turn: Tensor
-        rows: Tensor
-        turn, rows = Exchange.apply(self.turn, route, *tensors)  # type: ignore[no-untyped-call]
+        exchange = Exchange(route, 1)
+        (pending,) = self._send(exchange, *tensors)
+        return self._receive(exchange, 0, pending)
+
+    def _send(self, exchange: Exchange, *tensors: Tensor) -> list[Tensor]:
+        turn, *pending = exchange.send(self.turn, *tensors)
+        self._pass(turn)
+        return pending
+
+    def _receive(self, exchange: Exchange, group: int, pending: Tensor) -> Tensor:
+        turn, rows = exchange.receive(self.turn, group, pending)
+        self._pass(turn)
+        return rows
+
+    def _pass(self, turn: Tensor) -> None:
         if torch._C._current_graph_task_id() == -1:  # what backward computes again is no part of the graph
             self._turns[:] = [turn]
-        return rows
 
 
 class _ScanTensors:

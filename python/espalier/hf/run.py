@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A forest on its way through a model."""
 
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -10,6 +11,9 @@ from ..trees import Layout
 from .asked_attention import Chunks
 from .mixers import COUNTED
 from .recurrence import Recurrence
+
+
+Contexts: TypeAlias = Sequence[Callable[[], dict[str, Any]]]
 
 
 class TreeRun:
@@ -57,10 +61,12 @@ class TreeRun:
         """The run as one layer sees it."""
         return self
 
-    def attention_context(self, _key: Tensor, _value: Tensor, _window: int, _chunk: int) -> dict[str, Any]:
+    def attention_contexts(self, _key: Tensor, _value: Tensor, _window: int, _chunk: int) -> Contexts:
         """Arguments of ops.tree_attention for keys and values of ancestors that are elsewhere. key [T, K, D] and value
-        [T, K, E]: of the layer; window and chunk: as of asked_attention.Attention."""
-        return {}
+        [T, K, E]: of the layer; window and chunk: as of asked_attention.Attention. The K heads are divided into so many equal
+        groups; each function waits for the keys of its group, and is called in turn, so that attention of one runs
+        while the next ones are on their way."""
+        return [dict]
 
     def along_paths(self, name: str, of: Recurrence) -> Tensor:
         """What it gives for all tokens [T, ...]; end states are left and inherited under the name."""

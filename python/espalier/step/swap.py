@@ -18,14 +18,19 @@ class Swap:
     order     [S] int64: the picked rows of all tensors by receiver; None where they are
     send      [R] rows for each rank
     receive   [R] rows from each rank
-    is_needed whether any rank gets any
+    most      rows of the rank that receives most
     """
 
     picks: tuple[Integers, ...]
     order: Integers | None
     send: tuple[int, ...]
     receive: tuple[int, ...]
-    is_needed: bool
+    most: int
+
+    @property
+    def is_needed(self) -> bool:
+        """Whether any rank gets any."""
+        return self.most > 0
 
 
 def swap_of(picks: list[Integers], receivers: list[Integers], rank: int, counts: Integers) -> Swap:
@@ -34,7 +39,7 @@ def swap_of(picks: list[Integers], receivers: list[Integers], rank: int, counts:
     order = np.argsort(np.concatenate(receivers), kind="stable")
     is_ordered = len(picks) == 1 or np.array_equal(order, np.arange(len(order)))
     return Swap(tuple(picks), None if is_ordered else order, tuple(counts[:, rank].tolist()), tuple(counts[rank].tolist()),
-                bool(counts.any()))  # fmt: skip
+                int(counts.sum(1).max(initial=0)))  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -121,23 +121,21 @@ TreeSequence::TreeSequence(const Batch& batch, std::span<ContextFrame* const> an
   ESPALIER_ASSERT(ancestors.size() == batch.ancestors.size());
 }
 
-at::Tensor TreeSequence::attention(int64_t layer, const at::Tensor& q, const at::Tensor& own_k,
-                                   const at::Tensor& own_v, const AttentionOptions& options) const {
-  at::Tensor k = own_k, v = own_v;
+at::Tensor TreeSequence::attention(int64_t layer, const at::Tensor& q, const at::Tensor& k,
+                                   const at::Tensor& v, const AttentionOptions& options) const {
   AttentionContext context;
   for (ContextFrame* frame : ancestors_) {
     const LayerContext& leaves = frame->leaves(layer);
     context.k.push_back(leaves[0]);
     context.v.push_back(leaves[1]);
   }
-  if (part_) {
-    part_->receive(options.sliding_window, &k, &v, &context);
-  } else if (!ancestors_.empty()) {
+  ForestTokens tokens{subtree_end_};
+  if (options.sliding_window > 0) tokens.position = position_ids_.to(at::kInt);
+  if (part_) return part_->attention(q, k, v, tokens, options, std::move(context));
+  if (!ancestors_.empty()) {
     context.blocks = context_blocks_;
     context.positions = context_positions_;
   }
-  ForestTokens tokens{subtree_end_};
-  if (options.sliding_window > 0) tokens.position = position_ids_.to(at::kInt);
   return tree_attention(q, k, v, tokens, options, context);
 }
 

@@ -6,7 +6,7 @@
 #include <torch/custom_class.h>
 
 #include <algorithm>
-#include <numeric>
+#include <functional>
 #include <utility>
 
 #include "espalier/distributed/group.h"
@@ -17,6 +17,8 @@
 namespace espalier {
 namespace {
 
+constexpr int64_t kMostHeadGroups = 4;
+
 at::Tensor index_tensor(const std::vector<int64_t>& values) {
   return at::tensor(values, at::kLong);
 }
@@ -26,7 +28,7 @@ at::Tensor index_tensor(const std::vector<int64_t>& values) {
 /// Held by the graph, since a layer that is recomputed exchanges again.
 struct BatchPart::Reads : torch::CustomClassHolder {
   Reads(const KeyReads& keys, const Group& group, at::Device device)
-      : group(group), send(keys.send), receive(keys.receive), is_needed(keys.is_needed) {
+      : group(group), send(keys.send), receive(keys.receive), most_received(keys.most_received) {
     std::vector<at::Tensor> host{index_tensor(keys.order)};
     for (const std::vector<int64_t>& pick : keys.picks) host.push_back(index_tensor(pick));
     picks = upload(host, device);
@@ -36,15 +38,20 @@ struct BatchPart::Reads : torch::CustomClassHolder {
     positions = index_tensor(keys.positions);
   }
 
-  at::Tensor exchanged(const at::Tensor& rows, bool is_back) const {
-    return group.exchange(rows.contiguous(), is_back ? receive : send, is_back ? send : receive)();
+  /// In how many transfers keys k [T, K, D] and v [T, K, E] are sent: a divisor of K, the same on all ranks.
+  /// Attention of one group of heads runs while the next ones are on their way. Small transfers do not pay.
+  int64_t head_groups(const at::Tensor& k, const at::Tensor& v) const {
+    const int64_t bytes = most_received * k.size(1) * (k.size(2) + v.size(2)) * k.element_size();
+    int64_t groups = kMostHeadGroups;
+    while (groups > 1 && (k.size(1) % groups > 0 || bytes < groups * group.bucket_bytes() / 32)) --groups;
+    return groups;
   }
 
   const Group& group;
   std::vector<at::Tensor> picks;  // by source
   at::Tensor order;               // empty: as picked
   std::vector<int64_t> send, receive;
-  bool is_needed;
+  int64_t most_received;
   at::Tensor blocks, positions;  // on the host; blocks undefined: none
 };
 
@@ -54,66 +61,119 @@ using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 using Reads = BatchPart::Reads;
 
-/// (reads, k and v of every source) -> own k and v, received k and v. The own ones pass through, so that the
-/// backward pass of every rank comes here once for each layer, after that of attention.
-class KeyExchange : public torch::autograd::Function<KeyExchange> {
+/// Keys and values on their way to the ranks that read them, a group of heads at a time, and their gradients
+/// on the way back. What has arrived is not kept, since nodes of the graph may live until all has run.
+struct Transfers : torch::CustomClassHolder {
+  Transfers(c10::intrusive_ptr<Reads> reads, const at::Tensor& k, const at::Tensor& v)
+      : reads(std::move(reads)),
+        groups(this->reads->head_groups(k, v)),
+        like_k(at::empty({0, k.size(1), k.size(2)}, k.options())),
+        like_v(at::empty({0, v.size(1), v.size(2)}, v.options())) {}
+
+  static Transfers& of(AutogradContext* ctx) {
+    return *c10::static_intrusive_pointer_cast<Transfers>(ctx->saved_data["transfers"].toCapsule());
+  }
+
+  const c10::intrusive_ptr<Reads> reads;
+  const int64_t groups;
+  const at::Tensor like_k, like_v;                               // [0, K, D] and [0, K, E]
+  std::vector<std::function<at::Tensor()>> keys{}, gradients{};  // gradients: of the last group first
+};
+
+/// Heads of one of several equal groups.
+at::Tensor heads_of(const at::Tensor& tensor, int64_t group, int64_t groups) {
+  const int64_t size = tensor.size(1) / groups;
+  return tensor.narrow(1, group * size, size);
+}
+
+/// (transfers, k and v of every source) -> own k and v, and a number on which what is received depends. The
+/// own ones pass through, so that the backward pass of every rank comes here once for each layer, after that
+/// of attention; there it waits for gradients.
+class SendKeys : public torch::autograd::Function<SendKeys> {
  public:
-  static variable_list forward(AutogradContext* ctx, const c10::intrusive_ptr<Reads>& reads,
+  static variable_list forward(AutogradContext* ctx, const c10::intrusive_ptr<Transfers>& transfers,
                                at::TensorList sources) {
-    ctx->saved_data["reads"] = c10::IValue::make_capsule(reads);
+    ctx->saved_data["transfers"] = c10::IValue::make_capsule(transfers);
     ctx->set_materialize_grads(false);
-    const at::Tensor &k = sources[sources.size() - 2], &v = sources[sources.size() - 1];
+    const Reads& reads = *transfers->reads;
     std::vector<int64_t> keys;
-    std::vector<at::Tensor> sent;
-    for (size_t s = 0; s < reads->picks.size(); ++s) {
-      keys.push_back(sources[2 * s].size(0));
-      const auto picked = [&](const at::Tensor& of) {
-        return of.flatten(1).index_select(0, reads->picks[s]);
-      };
-      sent.push_back(at::cat({picked(sources[2 * s]), picked(sources[2 * s + 1])}, 1));
-    }
-    at::Tensor rows = at::cat(sent);
-    if (reads->order.numel() > 0) rows = rows.index_select(0, reads->order);
-    rows = reads->exchanged(rows, /*is_back=*/false);
-    const int64_t width = k.size(1) * k.size(2);
+    for (size_t s = 0; s < reads.picks.size(); ++s) keys.push_back(sources[2 * s].size(0));
     ctx->saved_data["keys"] = keys;
-    ctx->saved_data["shapes"] = std::vector<int64_t>{k.size(1), k.size(2), v.size(1), v.size(2)};
-    ctx->saved_data["like"] = k.detach().slice(0, 0, 0);
-    const auto columns = [&](int64_t begin, const at::Tensor& like) {
-      return rows.narrow(1, begin, like.size(1) * like.size(2)).reshape({-1, like.size(1), like.size(2)});
-    };
-    return {k, v, columns(0, k), columns(width, v)};
+    for (int64_t group = 0; group < transfers->groups; ++group) {
+      std::vector<at::Tensor> sent;
+      for (size_t s = 0; s < reads.picks.size(); ++s) {
+        const auto picked = [&](const at::Tensor& of) {
+          return heads_of(of, group, transfers->groups).index_select(0, reads.picks[s]).flatten(1);
+        };
+        sent.push_back(at::cat({picked(sources[2 * s]), picked(sources[2 * s + 1])}, 1));
+      }
+      at::Tensor rows = at::cat(sent);
+      if (reads.order.numel() > 0) rows = rows.index_select(0, reads.order);
+      transfers->keys.push_back(reads.group.exchange(rows, reads.send, reads.receive));
+    }
+    const at::Tensor &k = sources[sources.size() - 2], &v = sources[sources.size() - 1];
+    return {k, v, at::zeros({}, k.options())};
   }
 
   static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
-    const auto reads = c10::static_intrusive_pointer_cast<Reads>(ctx->saved_data["reads"].toCapsule());
+    Transfers& transfers = Transfers::of(ctx);
+    const Reads& reads = *transfers.reads;
     const auto keys = ctx->saved_data["keys"].toIntVector();
-    const auto shapes = ctx->saved_data["shapes"].toIntVector();
-    const at::Tensor like = ctx->saved_data["like"].toTensor();
-    const int64_t widths[] = {shapes[0] * shapes[1], shapes[2] * shapes[3]};
-    const int64_t received = std::accumulate(reads->receive.begin(), reads->receive.end(), int64_t{0});
-    const auto flat = [&](size_t i, int64_t rows) {
-      return grads[i].defined() ? grads[i].flatten(1) : like.new_zeros({rows, widths[i % 2]});
-    };
-    at::Tensor rows = reads->exchanged(at::cat({flat(2, received), flat(3, received)}, 1), /*is_back=*/true);
-    if (reads->order.numel() > 0) rows = at::empty_like(rows).index_copy_(0, reads->order, rows);
+    std::vector<at::Tensor> columns_k, columns_v;
+    const at::Tensor &k = transfers.like_k, &v = transfers.like_v;
+    const int64_t width_k = k.size(1) * k.size(2), width_v = v.size(1) * v.size(2);
+    for (size_t group = transfers.gradients.size(); group-- > 0;) {
+      const at::Tensor rows = std::exchange(transfers.gradients[group], {})();
+      columns_k.push_back(rows.narrow(1, 0, width_k / transfers.groups));
+      columns_v.push_back(rows.narrow(1, width_k / transfers.groups, width_v / transfers.groups));
+    }
+    at::Tensor rows = at::cat({at::cat(columns_k, 1), at::cat(columns_v, 1)}, 1);
+    if (reads.order.numel() > 0) rows = at::empty_like(rows).index_copy_(0, reads.order, rows);
     // Several ranks may have read a row.
-    const at::ScalarType sum_dtype = detail::accumulator_dtype(like.scalar_type());
+    const at::ScalarType sum_dtype = detail::accumulator_dtype(k.scalar_type());
     variable_list result{at::Tensor()};
     int64_t begin = 0;
-    for (size_t s = 0; s < reads->picks.size(); ++s) {
-      const at::Tensor& pick = reads->picks[s];
-      at::Tensor sum = at::zeros({keys[s], widths[0] + widths[1]}, rows.options().dtype(sum_dtype));
+    for (size_t s = 0; s < reads.picks.size(); ++s) {
+      const at::Tensor& pick = reads.picks[s];
+      at::Tensor sum = at::zeros({keys[s], width_k + width_v}, rows.options().dtype(sum_dtype));
       sum.index_add_(0, pick, rows.narrow(0, begin, pick.numel()).to(sum_dtype));
       begin += pick.numel();
-      if (s + 1 == reads->picks.size()) sum += at::cat({flat(0, keys[s]), flat(1, keys[s])}, 1);
-      for (int64_t i = 0; i < 2; ++i) {
-        result.push_back(sum.narrow(1, i * widths[0], widths[i])
-                             .to(like.scalar_type())
-                             .reshape({-1, shapes[2 * i], shapes[2 * i + 1]}));
+      at::Tensor sum_k = sum.narrow(1, 0, width_k), sum_v = sum.narrow(1, width_k, width_v);
+      if (s + 1 == reads.picks.size()) {
+        if (grads[0].defined()) sum_k += grads[0].flatten(1);
+        if (grads[1].defined()) sum_v += grads[1].flatten(1);
       }
+      result.push_back(sum_k.to(k.scalar_type()).reshape({-1, k.size(1), k.size(2)}));
+      result.push_back(sum_v.to(k.scalar_type()).reshape({-1, v.size(1), v.size(2)}));
     }
     return result;
+  }
+};
+
+/// (transfers, group, the number of SendKeys) -> the k and v of a group that this rank receives. In backward
+/// it begins to send their gradients.
+class ReceiveKeys : public torch::autograd::Function<ReceiveKeys> {
+ public:
+  static variable_list forward(AutogradContext* ctx, const c10::intrusive_ptr<Transfers>& transfers,
+                               int64_t group, const at::Tensor&) {
+    ctx->saved_data["transfers"] = c10::IValue::make_capsule(transfers);
+    const at::Tensor rows = std::exchange(transfers->keys[group], {})();
+    int64_t begin = 0;
+    const auto columns = [&](const at::Tensor& like) {
+      const int64_t heads = like.size(1) / transfers->groups, width = heads * like.size(2);
+      begin += width;
+      return rows.narrow(1, begin - width, width).reshape({-1, heads, like.size(2)});
+    };
+    at::Tensor k = columns(transfers->like_k);
+    return {std::move(k), columns(transfers->like_v)};
+  }
+
+  static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
+    Transfers& transfers = Transfers::of(ctx);
+    const Reads& reads = *transfers.reads;
+    const at::Tensor rows = at::cat({grads[0].flatten(1), grads[1].flatten(1)}, 1);
+    transfers.gradients.push_back(reads.group.exchange(rows, reads.receive, reads.send));
+    return {at::Tensor(), at::Tensor(), at::zeros({}, rows.options())};
   }
 };
 
@@ -155,23 +215,41 @@ const c10::intrusive_ptr<BatchPart::Reads>& BatchPart::reads(int64_t sliding_win
   return reads;
 }
 
-void BatchPart::receive(int64_t sliding_window, at::Tensor* k, at::Tensor* v,
-                        AttentionContext* context) const {
-  const c10::intrusive_ptr<Reads>& reads = this->reads(sliding_window, k->device());
-  context->blocks = reads->blocks;
-  context->positions = reads->positions;
-  if (!reads->is_needed) return;
+at::Tensor BatchPart::attention(const at::Tensor& q, const at::Tensor& own_k, const at::Tensor& own_v,
+                                const ForestTokens& tokens, const AttentionOptions& options,
+                                AttentionContext context) const {
+  const c10::intrusive_ptr<Reads>& reads = this->reads(options.sliding_window, q.device());
+  context.blocks = reads->blocks;
+  context.positions = reads->positions;
+  if (reads->most_received == 0) return tree_attention(q, own_k, own_v, tokens, options, context);
   std::vector<at::Tensor> sources;
-  for (size_t s = 0; s < context->k.size(); ++s) {
-    sources.push_back(context->k[s]);
-    sources.push_back(context->v[s]);
+  for (size_t s = 0; s < context.k.size(); ++s) sources.insert(sources.end(), {context.k[s], context.v[s]});
+  sources.insert(sources.end(), {own_k, own_v});
+  const auto transfers = c10::make_intrusive<Transfers>(reads, own_k, own_v);
+  const variable_list own = SendKeys::apply(transfers, at::TensorList(sources));
+  const int64_t groups = transfers->groups;
+  const auto in_groups = [groups](const at::Tensor& of, int64_t dim) {
+    return groups == 1 ? std::vector<at::Tensor>{of} : of.chunk(groups, dim);
+  };
+  std::vector<std::vector<at::Tensor>> sources_in_groups;
+  for (const at::Tensor& source : sources) sources_in_groups.push_back(in_groups(source, 1));
+  const std::vector<at::Tensor> q_in = in_groups(q, 1), k_in = in_groups(own[0], 1),
+                                v_in = in_groups(own[1], 1);
+  std::vector<at::Tensor> results;
+  for (int64_t group = 0; group < groups; ++group) {
+    AttentionContext of_group{.k = {}, .v = {}, .blocks = context.blocks, .positions = context.positions};
+    for (size_t s = 0; s < context.k.size(); ++s) {
+      of_group.k.push_back(sources_in_groups[2 * s][group]);
+      of_group.v.push_back(sources_in_groups[2 * s + 1][group]);
+    }
+    const variable_list received = ReceiveKeys::apply(transfers, group, own[2]);
+    of_group.k.push_back(received[0]);
+    of_group.v.push_back(received[1]);
+    AttentionOptions its_options = options;
+    if (options.sinks.defined()) its_options.sinks = in_groups(options.sinks, 0)[group];
+    results.push_back(tree_attention(q_in[group], k_in[group], v_in[group], tokens, its_options, of_group));
   }
-  sources.insert(sources.end(), {*k, *v});
-  const variable_list result = KeyExchange::apply(reads, at::TensorList(sources));
-  *k = result[0];
-  *v = result[1];
-  context->k.push_back(result[2]);
-  context->v.push_back(result[3]);
+  return groups == 1 ? results[0] : at::cat(results, 1);
 }
 
 }  // namespace espalier

@@ -31,10 +31,11 @@ class BatchPart {
   /// Among the tokens of the part: one past the subtree of each, as in ForestTokens.
   std::vector<int32_t> subtree_ends() const;
 
-  /// Completes the context of attention, which has the keys and values of the ancestors' frames, by what
-  /// other ranks have. Replaces k and v, the part's own, by tensors through which gradients of other ranks
-  /// come back.
-  void receive(int64_t sliding_window, at::Tensor* k, at::Tensor* v, AttentionContext* context) const;
+  /// tree_attention, where `context` has the keys and values of the ancestors' frames, and other ranks the
+  /// rest. Gradients of what other ranks have read come back to k, v and the context.
+  at::Tensor attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                       const ForestTokens& tokens, const AttentionOptions& options,
+                       AttentionContext context) const;
 
   struct Reads;  // KeyReads on the device
 

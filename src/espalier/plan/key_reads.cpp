@@ -107,10 +107,11 @@ KeyReads key_reads(const DividedMicroBatch& of, int64_t rank, int64_t window) {
   for (int64_t reader = 0; reader < of.ranks; ++reader) {
     const std::vector<VisibleKeys> read = read_by(reader, all, of, window);
     if (reader == rank) set_blocks(read, rank, all.own_source, &reads);
+    int64_t received = 0;
     for (const auto& [source, division, owner, keys, queries, position] : read) {
       if (owner == reader) continue;
       const int64_t size = keys.end - keys.begin;
-      reads.is_needed = true;
+      received += size;
       if (reader == rank) reads.receive[owner] += size;
       if (owner != rank) continue;
       reads.send[reader] += size;
@@ -119,6 +120,7 @@ KeyReads key_reads(const DividedMicroBatch& of, int64_t rank, int64_t window) {
         reads.picks[source].push_back(key);
       }
     }
+    reads.most_received = std::max(reads.most_received, received);
   }
   if (std::ranges::is_sorted(sent)) return reads;
   std::vector<int64_t> before(reads.picks.size() + 1);  // picks of earlier sources

@@ -19,7 +19,7 @@ struct KeyReads {
   std::vector<int64_t> order{};               // all picks, one source after another, in the order of sending;
                                               // empty: as they are
   std::vector<int64_t> send{}, receive{};     // [ranks] keys
-  bool is_needed = false;                     // whether any rank receives any
+  int64_t most_received = 0;                  // by any rank
   /// As of AttentionContext (ops/attention/tree_attention.h), of queries of this rank: [P, 5] and [P].
   /// Segments are this rank's keys of the ancestors, and then the keys that it receives, by rank.
   std::vector<int64_t> blocks{}, positions{};

@@ -109,6 +109,7 @@ class Spoiling : public Group {
   Spoiling(std::unique_ptr<Group> group, Spoil spoil) : group_(std::move(group)), spoil_(std::move(spoil)) {}
   int64_t rank() const override { return group_->rank(); }
   int64_t size() const override { return group_->size(); }
+  int64_t bucket_bytes() const override { return group_->bucket_bytes(); }
   at::Tensor gather(const at::Tensor& own) const override { return group_->gather(own); }
   std::function<at::Tensor()> exchange(const at::Tensor& rows, const std::vector<int64_t>& send,
                                        const std::vector<int64_t>& receive) const override {
