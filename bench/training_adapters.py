@@ -39,11 +39,11 @@ def group(client, prompt_tokens, answers, answer_tokens):
 def seconds(engine, adapters, calls):
     """Of calls, each of rows and their adapters; without: those of the one in use."""
     began = time.perf_counter()
-    for rows, of_rows in calls:
-        if of_rows is not None and len(set(of_rows)) == 1:
-            engine.use(of_rows[0])
-            of_rows = None
-        engine.forward_backward(rows, adapters=of_rows)
+    for rows, row_adapters in calls:
+        if row_adapters is not None and len(set(row_adapters)) == 1:
+            engine.use(row_adapters[0])
+            row_adapters = None
+        engine.forward_backward(rows, adapters=row_adapters)
     spent = time.perf_counter() - began
     for adapter in adapters:
         engine.use(adapter)

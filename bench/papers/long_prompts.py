@@ -26,9 +26,9 @@ TITLES = {"qwen3_5": "hybrid of Gated DeltaNet and attention", "qwen3_moe": "mix
 
 
 def draw(args, scratch):
-    of = " and ".join(TITLES[name] for name in args.models)
+    titles = " and ".join(TITLES[name] for name in args.models)
     name = "long_prompts" if args.models == ["qwen3_5"] else "_".join(["long_prompts", *args.models])
-    return groups.draw(args, scratch, args.models, f"Long prompts, {of}: speed-up of a step", name)
+    return groups.draw(args, scratch, args.models, f"Long prompts, {titles}: speed-up of a step", name)
 
 
 def main(argv=None):

@@ -99,11 +99,11 @@ def differences(curves, seeds):
     """bfloat16, of held-out losses: {step: (mean difference of trees and packing with one seed, mean difference of two seeds)}."""
     found = {}
     for step in curves["bfloat16", "trees", 0][1]:
-        of = {side: [curves["bfloat16", side, seed][1][step] for seed in range(seeds)] for side in SIDES}
-        sides = [abs(ours - theirs) for ours, theirs in zip(*of.values(), strict=True)]
+        losses = {side: [curves["bfloat16", side, seed][1][step] for seed in range(seeds)] for side in SIDES}
+        sides = [abs(ours - theirs) for ours, theirs in zip(*losses.values(), strict=True)]
         found[step] = (
             statistics.mean(sides),
-            statistics.mean(abs(one - other) for values in of.values() for one, other in itertools.combinations(values, 2)),
+            statistics.mean(abs(one - other) for values in losses.values() for one, other in itertools.combinations(values, 2)),
         )
     return found
 
@@ -116,16 +116,16 @@ def draw(args, scratch):
     curves = {case: losses(args, files, *case, scratch) for case in cases}
     difference = check_float64(curves)
     found = differences(curves, args.seeds)
-    of_sides, of_seeds = (statistics.mean(each) for each in zip(*found.values(), strict=True))
+    side_difference, seed_difference = (statistics.mean(each) for each in zip(*found.values(), strict=True))
     say(f"float64: {args.steps} losses with equal digits, largest relative difference {difference:.1e}; bfloat16: held-out losses of "
-        f"trees and packing differ by {of_sides:.1e}, those of two seeds by {of_seeds:.1e}")  # fmt: skip
-    if of_sides > of_seeds:
-        raise Failure(f"bfloat16: trees and packing differ by {of_sides:.2e}, more than two seeds do: {of_seeds:.2e}")
+        f"trees and packing differ by {side_difference:.1e}, those of two seeds by {seed_difference:.1e}")  # fmt: skip
+    if side_difference > seed_difference:
+        raise Failure(f"bfloat16: trees and packing differ by {side_difference:.2e}, more than two seeds do: {seed_difference:.2e}")
     rows, series = [], []
     for side in SIDES:
-        of_side = [curves["bfloat16", side, seed][1] for seed in range(args.seeds)]
+        side_losses = [curves["bfloat16", side, seed][1] for seed in range(args.seeds)]
         points = [(step, statistics.mean(values), min(values), max(values)) for step in found
-                  for values in [[one[step] for one in of_side]]]  # fmt: skip
+                  for values in [[one[step] for one in side_losses]]]  # fmt: skip
         series.append(Series(f"float64, {side}", list(curves["float64", side, 0][1].items()), dashed=side != "trees"))
         series.append(Series(f"bfloat16, {side}: mean and range of {args.seeds} seeds", points, joined=False))
     for step, (sides, seeds) in found.items():

@@ -90,16 +90,16 @@ def draw(args, scratch):
     overlaps = QUICK_OVERLAPS if args.quick else OVERLAPS
     random = [row for overlap in overlaps for row in sweep(args, model, overlap, scratch)]
     turns = list(conversations(args, model)) if args.conversations else []
-    of = lambda side: [row for row in random if row["side"] == side]
+    rows_of = lambda side: [row for row in random if row["side"] == side]
     bars = lambda rows: [(row["overlap"], row["speed_up"], row["low"], row["high"]) for row in rows]
-    speed = [Series(name, bars(of(side))) for side, name in SIDES.items()]
+    speed = [Series(name, bars(rows_of(side))) for side, name in SIDES.items()]
     speed.append(
-        Series("bound by FLOPs of the whole tree", [(row["overlap"], row["bound"]) for row in of("whole tree")], dashed=True)
+        Series("bound by FLOPs of the whole tree", [(row["overlap"], row["bound"]) for row in rows_of("whole tree")], dashed=True)
     )
     speed += [Series(f"airline conversations: {row['side']}", bars([row]), joined=False) for row in turns[:-1]]
     speed += [Series(name, points, joined=False) for name, points in PUBLISHED.items()]
-    memory = [Series(side, [(row["overlap"], row["memory_mib"]) for row in of(side)]) for side in SIDES]
-    memory += [Series(name, [(row["overlap"], row[column]) for row in of("partition")])
+    memory = [Series(side, [(row["overlap"], row["memory_mib"]) for row in rows_of(side)]) for side in SIDES]
+    memory += [Series(name, [(row["overlap"], row[column]) for row in rows_of("partition")])
                for name, column in (("partition in pieces as long as the longest trajectory", "pieces_mib"),
                                     ("the longest trajectory by itself", "one_path_mib"))]  # fmt: skip
     x, note = "overlap: 1 - tree tokens / flat tokens", figure.note(args)

@@ -57,7 +57,7 @@ class Engine:
         float64 [N]: of every token given all before it in its row; 0 for first tokens. int32 and float64 [N * top_k]: the most likely ones. float64 [N] or empty: entropies. How many tokens were encoded.
         """
 
-    def sample(self, rows: espalier._core.Trajectories, options: Sequence[tuple[str, str]], of_rows: Sequence[Sequence[tuple[str, str]]], progress: object | None, watch: object | None) -> espalier._core.Trajectories:
+    def sample(self, rows: espalier._core.Trajectories, options: Sequence[tuple[str, str]], row_options: Sequence[Sequence[tuple[str, str]]], progress: object | None, watch: object | None) -> espalier._core.Trajectories:
         """
         Completions of the rows' prompts as rows. watch(int64 [B * 3] of row, sample and new token): which ones end.
         """
@@ -65,7 +65,7 @@ class Engine:
     def sampling(self, options: Sequence[tuple[str, str]]) -> Sampling:
         """Begins to sample, without prompts."""
 
-    def add(self, sampling: Sampling, first: int, rows: espalier._core.Trajectories, of_rows: Sequence[Sequence[tuple[str, str]]]) -> None:
+    def add(self, sampling: Sampling, first: int, rows: espalier._core.Trajectories, row_options: Sequence[Sequence[tuple[str, str]]]) -> None:
         """
         Whole rows as prompts of the weights in use, each with its options, numbered from `first` on.
         """

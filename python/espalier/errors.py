@@ -26,7 +26,7 @@ class InputError(ValueError):
         ValueError
     """
 
-    of_command: str | None = None  # the message with flags where it has keyword arguments, if the library wrote it
+    command_message: str | None = None  # the message with flags where it has keyword arguments, if the library wrote it
 
 
 class Unsupported(InputError):
@@ -76,5 +76,5 @@ def python_names(text: str) -> str:
 def library_error(message: str) -> InputError:
     """The InputError for one of the library in C++."""
     error = InputError(python_names(message))
-    error.of_command = message
+    error.command_message = message
     return error

@@ -38,17 +38,17 @@ def options_of_prompts(params: SamplingParams | Sequence[SamplingParams] | None,
     """
     if params is None or isinstance(params, Options):
         return _named({"seed": call, **given_options("params", params, SamplingParams), **own}), []
-    of_call = {name: own[name] for name in _OF_A_CALL if name in own}
-    of_each = {name: value for name, value in own.items() if name not in _OF_A_CALL}
+    call_options = {name: own[name] for name in _OF_A_CALL if name in own}
+    shared_options = {name: value for name, value in own.items() if name not in _OF_A_CALL}
     # Every prompt has its own random numbers, as with one set of options.
-    each = [{"seed": (call << 32) + row, **given_options("params", one, SamplingParams), **of_each}
+    each = [{"seed": (call << 32) + row, **given_options("params", one, SamplingParams), **shared_options}
             for row, one in enumerate(params)]  # fmt: skip
     for name in _OF_A_CALL:
         if any(name in options for options in each):
             raise InputError(f"params: expected {name} as an argument of sample where there are several, received it in one")
     if len(each) != prompts:
         raise InputError(f"params: expected one for each of {prompts} prompts, received {len(each)}")
-    return _named(of_call), [_named(options) for options in each]
+    return _named(call_options), [_named(options) for options in each]
 
 
 def _named(options: Mapping[str, Any]) -> Named:

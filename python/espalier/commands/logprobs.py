@@ -129,11 +129,11 @@ def logprobs(arguments, group=None):
     from ..rows.files import write
 
     dtype = np.float64 if arguments.dtype == "float64" else np.float32
-    of_tokens, ids, values, entropies = (each if each.dtype == np.int32 else each.astype(dtype) for each in found)
+    token_logprobs, ids, values, entropies = (each if each.dtype == np.int32 else each.astype(dtype) for each in found)
     if arguments.as_reference:
-        write(arguments.out, _as_reference(rows, of_tokens, ids, values))
+        write(arguments.out, _as_reference(rows, token_logprobs, ids, values))
     else:
-        work.write_file(arguments.out, _listing(rows, of_tokens, ids, values, entropies))
+        work.write_file(arguments.out, _listing(rows, token_logprobs, ids, values, entropies))
     work.print(f"{printable(arguments.out)}: {count_of(len(rows), 'row')}, {count_of(rows.num_tokens, 'flat token')} from "
                f"{encoded:,} encoded\n")  # fmt: skip
 

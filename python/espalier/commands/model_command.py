@@ -34,7 +34,7 @@ def main(parse, work, arguments=None):
         os.kill(os.getpid(), signal.SIGPIPE)
         raise
     except InputError as error:
-        message = error.of_command or str(error)
+        message = error.command_message or str(error)
     except OSError as error:  # of standard output: the library writes all else
         message = f"cannot write to standard output: {error.strerror or error}"
     except MemoryError:

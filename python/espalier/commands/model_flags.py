@@ -178,8 +178,8 @@ class ModelParser(ArgumentParser):
         config = ArgumentParser(allow_abbrev=False, add_help=False)
         config.add_argument("--config", action="append")
         files = config.parse_known_args(arguments)[0].config or []
-        of_file = self._config_arguments(files[0], arguments) if len(files) == 1 else []
-        found = self.parse_args([*of_file, *arguments])
+        file_arguments = self._config_arguments(files[0], arguments) if len(files) == 1 else []
+        found = self.parse_args([*file_arguments, *arguments])
         del found.config
         return found
 

@@ -39,7 +39,7 @@ def main(arguments: Sequence[str], version: str) -> NoReturn:
             arguments = train_arguments(arguments[1:], version, dist.get_world_size())
         status = _run(list(arguments), version)
     except InputError as error:
-        _fail(alarm, InputError(error.of_command or str(error)))
+        _fail(alarm, InputError(error.command_message or str(error)))
     except SystemExit:  # wrong arguments, which all ranks have
         raise
     except BaseException as error:

@@ -201,7 +201,7 @@ def held_as(model: torch.nn.Module, dimensions: Dimensions) -> Replicated | Shar
     """What a model is over one step. Raises Unsupported where it does not fit the mesh."""
     own = dimensions.with_the_same_heads
     place = own[dimensions.tensor_rank].index(dist.get_rank())
-    expected, found = ranks_along(model, TENSOR), [of[place] for of in own]
+    expected, found = ranks_along(model, TENSOR), [each[place] for each in own]
     if found != expected and not (len(expected) == 1 and mesh_of(model) is not None):  # whose plan may divide experts alone
         raise Unsupported(f"mesh: expected a dimension tp over the ranks {expected}, which have other heads of the model, "
                           f"received one over {found}; its length is tp_size of Transformers' distributed_config")  # fmt: skip

@@ -97,8 +97,8 @@ class RankStep:
 
     def _division(self) -> str | None:
         """What ranks with the same rows have to have alike, as text."""
-        of_plan = getattr(self._micro_batches, "_plan", None) if self._divided is None else self._divided  # of an espalier.Step
-        found: str | None = None if of_plan is None else of_plan.digest()
+        planned = getattr(self._micro_batches, "_plan", None) if self._divided is None else self._divided  # of an espalier.Step
+        found: str | None = None if planned is None else planned.digest()
         return found
 
     def _begin_parts(self) -> None:
@@ -157,7 +157,7 @@ class RankStep:
             return
         assert said is not None  # without an error
         if self._is_gathered:
-            wanted = [any(of) for of in zip(*(_bits(each["present"]) for each in said))]
+            wanted = [any(bits) for bits in zip(*(_bits(each["present"]) for each in said))]
             ranks.held.reduce(wanted)
         else:
             assert isinstance(ranks.held, Sharded)  # as Ranks has it in mode "zero3"

@@ -96,8 +96,9 @@ def resolved(backend: str, device: torch.device) -> str:
 def _check_library(backend: str, device: torch.device) -> None:
     """Raises Unsupported where the library of a backend is not there, does not serve the device, or is wrong on it."""
     index = _index(device)
-    of_operator = {"fla": gated_delta.LIBRARY, "mamba_ssm": ssm_scan.LIBRARY}.get(backend)
-    if device.type == "cuda" and (libraries.has_operator(of_operator, index) if of_operator else libraries.has_attention(index)):
+    library = {"fla": gated_delta.LIBRARY, "mamba_ssm": ssm_scan.LIBRARY}.get(backend)
+    is_there = functools.partial(libraries.has_operator, library) if library else libraries.has_attention
+    if device.type == "cuda" and is_there(index):
         return
     _refuse(backend, f"{device} without")
 
@@ -153,10 +154,10 @@ def _by_espalier(run: TreeRun, asked: Attention) -> Tensor:
     if chunks is not None:
         query, key, value = (tensor.index_select(0, chunks.order.to(device)) for tensor in (query, key, value))
     forest, position = (run if chunks is None else chunks), run.position.to(device) if asked.window else None
-    of_groups = [in_groups(tensor, len(contexts), 1) for tensor in (query, key, value)]
+    head_groups = [in_groups(tensor, len(contexts), 1) for tensor in (query, key, value)]
     sinks = [None] * len(contexts) if asked.sinks is None else in_groups(asked.sinks, len(contexts), 0)
     found = []
-    for context, q, k, v, sink in zip(contexts, *of_groups, sinks):
+    for context, q, k, v, sink in zip(contexts, *head_groups, sinks):
         given = context() if chunks is None else chunks.context(context())
         found.append(ops.tree_attention(
             q, k, v, forest.subtree_end.to(device), softmax_scale=asked.scale, sliding_window=asked.window, position=position,

@@ -115,10 +115,10 @@ class _Send(torch.autograd.Function):
         ctx.exchange, route = exchange, exchange.route
         ctx.like = [(tensor.shape, tensor.dtype) for tensor in tensors]
         ctx.set_materialize_grads(False)
-        sources = [[tensor.index_select(0, pick).chunk(exchange.groups, 1) for tensor in of]
-                   for pick, of in _sources(route, tensors)]  # fmt: skip
+        sources = [[tensor.index_select(0, pick).chunk(exchange.groups, 1) for tensor in tensors_of_source]
+                   for pick, tensors_of_source in _sources(route, tensors)]  # fmt: skip
         for group in range(exchange.groups):
-            picked = [torch.cat([parts[group].flatten(1) for parts in of], 1) for of in sources]
+            picked = [torch.cat([parts[group].flatten(1) for parts in source], 1) for source in sources]
             rows = torch.cat(picked) if len(picked) > 1 else picked[0]
             exchange.forwards[group] = route.forwards(rows if route.order is None else rows.index_select(0, route.order))
         return turn.clone(), *(transfer.rows for transfer in exchange.forwards.values())
@@ -137,7 +137,7 @@ class _Send(torch.autograd.Function):
         for parts, (pick, like) in zip(by_source, _sources(route, ctx.like)):
             widths = [shape[1:].numel() // groups for shape, _ in like]
             columns = zip(*(part.split(widths, 1) for part in parts))
-            found += [_summed(of, pick, shape, dtype) for of, (shape, dtype) in zip(columns, like)]
+            found += [_summed(gradients, pick, shape, dtype) for gradients, (shape, dtype) in zip(columns, like)]
         return turn, None, *found
 
 

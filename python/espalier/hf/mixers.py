@@ -50,8 +50,8 @@ def _convolve(run: "TreeRun", hidden_states: Tensor, weight: Tensor, bias: Tenso
         nothing, identity = x.new_zeros(len(tokens), size), torch.eye(size, dtype=x.dtype, device=x.device).unsqueeze(0)
         return ops.causal_conv1d_tails(nothing, prev, ends, size + 1, tails=identity)
 
-    of = Recurrence(convolved, shifts, x.new_empty(0, size, x.shape[1]), x.new_empty(0, size, size))
-    return run.along_paths("tails", of).t().unsqueeze(0)
+    recurrence = Recurrence(convolved, shifts, x.new_empty(0, size, x.shape[1]), x.new_empty(0, size, size))
+    return run.along_paths("tails", recurrence).t().unsqueeze(0)
 
 
 def _gated_delta_rule(run: "TreeRun", query: Tensor, key: Tensor, value: Tensor, g: Tensor, beta: Tensor,
@@ -77,8 +77,8 @@ def _gated_delta_rule(run: "TreeRun", query: Tensor, key: Tensor, value: Tensor,
         return ops.gated_delta_rule(q, k, nothing, decay, strength, prev, states=identity.contiguous(), ends=ends)[1]
 
     like = query.new_empty(0, heads, width, value.shape[3], dtype=dtype)
-    of = Recurrence(recurred, products, like, query.new_empty(0, heads, width, width, dtype=dtype))
-    return run.along_paths("states", of).unsqueeze(0), None
+    recurrence = Recurrence(recurred, products, like, query.new_empty(0, heads, width, width, dtype=dtype))
+    return run.along_paths("states", recurrence).unsqueeze(0), None
 
 
 def _ssm_scan(run: "TreeRun", hidden_states: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor,
@@ -115,13 +115,13 @@ def _scanned(run: "TreeRun", x: Tensor, dt: Tensor, decay: Tensor, b: Tensor, c:
     """ops.ssm_scan along the paths of a forest: [T, H, P]."""
 
     def scanned(tokens: Tensor | None, prev: Tensor, states: Tensor | None, ends: Tensor | None) -> tuple[Tensor, Tensor]:
-        of_x, of_dt, of_b, of_c = _at(tokens, x, dt, b, c)
-        return ops.ssm_scan(of_x, of_dt, decay, of_b, of_c, prev, D=skip, states=states, ends=ends)
+        own_x, own_dt, own_b, own_c = _at(tokens, x, dt, b, c)
+        return ops.ssm_scan(own_x, own_dt, decay, own_b, own_c, prev, D=skip, states=states, ends=ends)
 
     def decays(tokens: Tensor, prev: Tensor, ends: Tensor) -> Tensor:
-        (of_dt,), nothing = _at(tokens, dt), b.new_zeros(len(tokens), b.shape[1], 1)
+        (own_dt,), nothing = _at(tokens, dt), b.new_zeros(len(tokens), b.shape[1], 1)
         no_x, ones = x.new_zeros(len(tokens), x.shape[1], 1), dt.new_ones(1, x.shape[1], 1, 1)
-        return ops.ssm_scan(no_x, of_dt, decay, nothing, nothing, prev, states=ones, ends=ends)[1]
+        return ops.ssm_scan(no_x, own_dt, decay, nothing, nothing, prev, states=ones, ends=ends)[1]
 
     like = x.new_empty(0, x.shape[1], b.shape[2], x.shape[2], dtype=dt.dtype)
     return run.along_paths("states", Recurrence(scanned, decays, like, dt.new_empty(0, x.shape[1], 1, 1)))

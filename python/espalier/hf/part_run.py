@@ -113,12 +113,12 @@ class PartRun(ContextRun):
         exchange = Exchange(route, groups)
         pairs = [tensor for pair in zip([*keys, key], [*values, value]) for tensor in pair]
         pending = self._send(exchange, *pairs) if route.is_needed else []
-        of_groups = [[in_groups(tensor, groups, 1) for tensor in tensors] for tensors in (keys, values)]
+        context_groups = [[in_groups(tensor, groups, 1) for tensor in tensors] for tensors in (keys, values)]
 
         def context(group: int) -> dict[str, Any]:
-            context_k, context_v = ([tensor[group] for tensor in tensors] for tensors in of_groups)
+            context_k, context_v = ([tensor[group] for tensor in tensors] for tensors in context_groups)
             if pending:
-                shapes = [(of.shape[1] // groups, of.shape[2]) for of in (key, value)]
+                shapes = [(tensor.shape[1] // groups, tensor.shape[2]) for tensor in (key, value)]
                 received = self._receive(exchange, group, pending[group]).split([heads * size for heads, size in shapes], 1)
                 context_k.append(received[0].unflatten(1, shapes[0]))
                 context_v.append(received[1].unflatten(1, shapes[1]))
@@ -126,13 +126,14 @@ class PartRun(ContextRun):
 
         return [functools.partial(context, group) for group in range(groups)]
 
-    def along_paths(self, name: str, of: Recurrence) -> Tensor:
+    def along_paths(self, name: str, recurrence: Recurrence) -> Tensor:
         if not self._scans:
             self._scans.append(_ScanTensors(self._plan.scan(), self._plan.group, self._device))
         scan = self._scans[0]
-        of_parent = self._from_parent(scan, self.inherited(name))
-        states = [each for each in (of_parent, self._entering(scan, of, of_parent)) if each is not None and len(each)]
-        out, left = of.call(None, scan.prev, torch.cat(states) if states else None, scan.ends)
+        parent_states = self._from_parent(scan, self.inherited(name))
+        entering = self._entering(scan, recurrence, parent_states)
+        states = [each for each in (parent_states, entering) if each is not None and len(each)]
+        out, left = recurrence.call(None, scan.prev, torch.cat(states) if states else None, scan.ends)
         assert left is not None  # for the ends that it was given
         self.leave(**{name: left})
         return out
@@ -147,17 +148,17 @@ class PartRun(ContextRun):
         states = torch.cat(rows)
         return states if len(states) else None
 
-    def _entering(self, scan: "_ScanTensors", of: Recurrence, of_parent: Tensor | None) -> Tensor | None:
+    def _entering(self, scan: "_ScanTensors", recurrence: Recurrence, parent_states: Tensor | None) -> Tensor | None:
         """States with which paths come from other ranks."""
         if scan.swap is None:
             return None
-        states, factors = of.like, of.like_factors
+        states, factors = recurrence.like, recurrence.like_factors
         if len(scan.first_tokens):
-            _, ends = of.call(scan.first_tokens, scan.first_prev, of_parent, scan.first_ends)
+            _, ends = recurrence.call(scan.first_tokens, scan.first_prev, parent_states, scan.first_ends)
             assert ends is not None  # for the ends that it was given
             states, factors = ends, factors.new_zeros(len(ends), *factors.shape[1:])
             if scan.is_open:
-                factors = of.factors(scan.first_tokens, scan.first_open, scan.first_ends)
+                factors = recurrence.factors(scan.first_tokens, scan.first_open, scan.first_ends)
         known = [each.index_select(0, scan.kept) for each in (states, factors)]
         if scan.swap.is_needed:
             sizes = [each.shape[1:].numel() for each in known]
@@ -165,7 +166,7 @@ class PartRun(ContextRun):
             known = [torch.cat([own, other.unflatten(1, own.shape[1:])]) for own, other in zip(known, received)]
         states, factors = known
         for which, before in scan.levels:
-            moved = of.moved(factors.index_select(0, which), states.index_select(0, before))
+            moved = recurrence.moved(factors.index_select(0, which), states.index_select(0, before))
             states = states.index_add(0, which, moved)
         return states.index_select(0, scan.entering)
 

@@ -68,9 +68,9 @@ class TreeRun:
         while the next ones are on their way."""
         return [dict]
 
-    def along_paths(self, name: str, of: Recurrence) -> Tensor:
+    def along_paths(self, name: str, recurrence: Recurrence) -> Tensor:
         """What it gives for all tokens [T, ...]; end states are left and inherited under the name."""
-        out, ends = of.call(None, self.prev, self.inherited(name), self.ends)
+        out, ends = recurrence.call(None, self.prev, self.inherited(name), self.ends)
         if ends is not None:
             self.leave(**{name: ends})
         return out

@@ -229,8 +229,8 @@ class _Call:
                     return logits
 
         config, weight = self.model.config, self.model.get_output_embeddings().weight
-        of_head = weight.dtype if weight.is_floating_point() else values.dtype
-        expected = torch.float32 if config.model_type == "mamba2" else dtype if is_cast else of_head
+        head_dtype = weight.dtype if weight.is_floating_point() else values.dtype
+        expected = torch.float32 if config.model_type == "mamba2" else dtype if is_cast else head_dtype
         return Deferred(compute, torch.Size([*shape, config.vocab_size]), expected, values.device)
 
 

@@ -79,8 +79,8 @@ def detach(model: Any) -> None:
             del module.forward
             if own is not None:
                 module.forward = own
-            for parameter, of_parameter in zip(module.parameters(recurse=False), hooks):
-                for hook in of_parameter:
+            for parameter, parameter_hooks in zip(module.parameters(recurse=False), hooks):
+                for hook in parameter_hooks:
                     parameter.register_post_accumulate_grad_hook(hook)
 
 

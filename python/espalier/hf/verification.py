@@ -216,8 +216,8 @@ def verify(model: Any, batch: Mapping[str, Any]) -> Report:
                 unpatch(model)
     roundoff = torch.finfo(next(backbone.parameters()).dtype).eps / 2
     logprobs = _judged("log-probabilities of labels", patched.logprobs, unpatched.logprobs, exact.logprobs, roundoff)
-    losses = {name: of.logprobs.double().mean().neg().item()
-              for name, of in (("exact", exact), ("unpatched", unpatched), ("patched", patched))}  # fmt: skip
+    losses = {name: result.logprobs.double().mean().neg().item()
+              for name, result in (("exact", exact), ("unpatched", unpatched), ("patched", patched))}  # fmt: skip
     gradients = _judged_gradients(patched, unpatched, exact, roundoff)
     flips = Flips(patched_own.num_different(), own.num_different(), choices.num_free)
     return Report(len(rows.tokens), layout.num_tokens, losses, logprobs, gradients, flips if flips.num_choices else None)
@@ -319,8 +319,8 @@ def _gradients(model: Any, loss: Tensor) -> dict[str, Tensor]:
 def _judged(name: str, patched: Tensor, unpatched: Tensor, exact: Tensor, roundoff: float,
             least: float = 0.0) -> Judgement:  # fmt: skip
     scale = max(_size(exact), least)
-    of_patched, of_unpatched = (_size(of - exact) / (scale or 1.0) for of in (patched, unpatched))
-    return Judgement(name, of_patched, of_unpatched, roundoff, exact.numel())
+    patched_error, unpatched_error = (_size(found - exact) / (scale or 1.0) for found in (patched, unpatched))
+    return Judgement(name, patched_error, unpatched_error, roundoff, exact.numel())
 
 
 def _size(values: Tensor) -> float:

@@ -6,7 +6,7 @@ The program `espalier device` has no libraries that Python has, and says what it
 
 import torch
 
-from ..hf import attention as of_models
+from ..hf import attention as model_attention
 from . import attention, verdicts
 from .libraries import OPERATORS, has_attention, missing_on
 from .recurrences import Library
@@ -21,9 +21,9 @@ def lines_of(index: int) -> list[str]:
 
 
 def _of_attention(index: int) -> str:
-    taken = of_models.resolved("auto", torch.device("cuda", index))
+    taken = model_attention.resolved("auto", torch.device("cuda", index))
     is_there = bool(attention.installed()) and attention.is_served(index)
-    if of_models.trainer():
+    if model_attention.trainer():
         why, is_library = ["checked by the trainer: espalier device"], is_there
     else:
         families = ("library", "ampere")

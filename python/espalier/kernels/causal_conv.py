@@ -72,9 +72,9 @@ class Runs(NamedTuple):
 def _row_before(row: NDArray[np.int64], prev: NDArray[np.int64], first: int, history: int) -> NDArray[np.int64]:
     """The rows before rows on their paths, -1 for none."""
     token = prev[np.maximum(row - first, 0)]
-    of_token = np.where(token >= 0, first + token, np.where(token == -1, -1, (-1 - token) * history - 1))
-    of_tail = np.where(row % history == 0, -1, row - 1)
-    return np.where(row < 0, -1, np.where(row < first, of_tail, of_token))
+    token_row = np.where(token >= 0, first + token, np.where(token == -1, -1, (-1 - token) * history - 1))
+    tail_row = np.where(row % history == 0, -1, row - 1)
+    return np.where(row < 0, -1, np.where(row < first, tail_row, token_row))
 
 
 @dataclass(frozen=True)
@@ -161,21 +161,21 @@ def _backward(device: str, grad: Tensor, *arguments: Any) -> tuple[Tensor | None
     with recording():
         leaves = [each.detach().requires_grad_() for each in (rows, given.weight, given.bias) if each is not None]
         out = given.convolved(leaves[0], leaves[1], leaves[2] if len(leaves) > 2 else None, runs)
-        of_rows, *others = torch.autograd.grad(out, leaves, _in_rows(grad))
-    x, tails = _of_tokens_and_tails(of_rows.contiguous(), given, runs)
+        row_grads, *others = torch.autograd.grad(out, leaves, _in_rows(grad))
+    x, tails = _of_tokens_and_tails(row_grads.contiguous(), given, runs)
     return x, others[0], others[1] if len(others) > 1 else None, tails
 
 
-def _of_tokens_and_tails(of_rows: Tensor, given: CausalConv1d, runs: Runs) -> tuple[Tensor, Tensor | None]:
+def _of_tokens_and_tails(row_grads: Tensor, given: CausalConv1d, runs: Runs) -> tuple[Tensor, Tensor | None]:
     """The gradients of x and tails from those of the rows of a call. Copies are added up in sums' dtype: there may be many."""
     if runs.row is None:
-        return of_rows, None if given.tails is None else torch.zeros_like(given.tails)
-    sums = torch.promote_types(of_rows.dtype, torch.float32)
+        return row_grads, None if given.tails is None else torch.zeros_like(given.tails)
+    sums = torch.promote_types(row_grads.dtype, torch.float32)
     first = 0 if given.tails is None else given.tails.shape[0] * given.tails.shape[1]
-    found = of_rows.new_zeros((first + len(given.x), of_rows.shape[1]))
-    torch.index_select(of_rows, 0, runs.own, out=found[first:])
+    found = row_grads.new_zeros((first + len(given.x), row_grads.shape[1]))
+    torch.index_select(row_grads, 0, runs.own, out=found[first:])
     added = found.index_select(0, runs.origin).to(sums)
-    added.index_add_(0, runs.copy, of_rows.index_select(0, runs.copied).to(sums))
+    added.index_add_(0, runs.copy, row_grads.index_select(0, runs.copied).to(sums))
     found.index_copy_(0, runs.origin, added.to(found.dtype))
     if given.tails is None:
         return found, None

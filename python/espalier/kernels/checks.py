@@ -32,9 +32,9 @@ def judged(cases: Iterator[Case], dtype: torch.dtype) -> Finding:
             for place, values in enumerate((mine.double().cpu() - right, plain[name].double().cpu() - right, right)):
                 sums[place] += float(values.square().sum())
     for name, sums in pooled.items():
-        of_ours, of_plain, size = (each**0.5 for each in sums)
-        of_sums = terms.get(name, 0) ** 0.5 * torch.finfo(torch.float32).eps / 2  # error_of_sum of qualify/operator_family.h
-        ratio = error_ratio(of_ours, of_plain, max(torch.finfo(dtype).eps / 2, of_sums), size)
+        our_error, plain_error, size = (each**0.5 for each in sums)
+        sum_error = terms.get(name, 0) ** 0.5 * torch.finfo(torch.float32).eps / 2  # error_of_sum of qualify/operator_family.h
+        ratio = error_ratio(our_error, plain_error, max(torch.finfo(dtype).eps / 2, sum_error), size)
         if not ratio <= MAX_RATIO:
             return Finding(checks, f"{name}: expected an error of at most {MAX_RATIO:g} times the plain form's, "
                                    f"received {ratio:.3g} times")  # fmt: skip

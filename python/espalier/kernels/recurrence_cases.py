@@ -81,8 +81,8 @@ def case(operator: str, name: str, before: list[int], shape: tuple[int, float], 
         outs = function(**leaves, prev=prev, ends=ends)
         grads = [grad.to(out) for grad, out in zip(layer.grads.values(), outs)]
         gradients = torch.autograd.grad(outs, list(leaves.values()), grads)
-        of_inputs = {f"gradient of {name}": gradient for name, gradient in zip(leaves, gradients)}
-        return detached(dict(zip(layer.grads, outs)) | of_inputs)
+        input_gradients = {f"gradient of {name}": gradient for name, gradient in zip(leaves, gradients)}
+        return detached(dict(zip(layer.grads, outs)) | input_gradients)
 
     return Case(name, lambda: results(problem.ours, device, None), lambda: results(problem.plain(dtype), "cpu", None),
                 lambda: results(problem.plain(torch.float64), "cpu", torch.float64),

@@ -80,8 +80,8 @@ class SsmScan(Recurrence):
         heads, state, dim = self.state_shape()
         chunk, groups = _chunk_of(longest), self.B.shape[1]
         chunks = -(-longest // chunk)
-        of_tokens = max(heads * dim, groups * state)
-        return max(longest * of_tokens, chunks * heads * state * dim, chunks * chunk * max(heads, groups * chunk))
+        token_elements = max(heads * dim, groups * state)
+        return max(longest * token_elements, chunks * heads * state * dim, chunks * chunk * max(heads, groups * chunk))
 
     def _sequences_of(self, batch: Batch) -> int:
         """How many sequences of a batch are one call."""

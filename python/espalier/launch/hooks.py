@@ -61,7 +61,7 @@ def watch_training(module, settings):
     """Makes the Trainer of `module`, transformers.trainer, patch its model when training begins."""
     note(settings.folder, "library")
     train, call_model_init = module.Trainer.train, module.Trainer.call_model_init
-    if hasattr(train, "of_espalier"):
+    if hasattr(train, "patched_by_espalier"):
         return  # by `espalier launch` and by a plugin
 
     @functools.wraps(train)
@@ -79,7 +79,7 @@ def watch_training(module, settings):
 
         return training.made_again(trainer, call_model_init(trainer, *args, **kwargs), settings)
 
-    patching_train.of_espalier = True  # type: ignore[attr-defined]
+    patching_train.patched_by_espalier = True  # type: ignore[attr-defined]
     module.Trainer.train, module.Trainer.call_model_init = patching_train, patching_call_model_init
 
 

@@ -47,7 +47,7 @@ def tree_of(told: dict[str, Any]) -> dict[str, Any]:
     columns["up"], columns["hidden"] = _ups_and_hidden(columns.pop("parent"), columns.pop("subtree"), columns["size"])
     columns["spans"] = list(map(len, spans))
     columns.setdefault("shown", [0] * nodes)
-    flat = [span for of_node in spans for span in of_node]
+    flat = [span for node_spans in spans for span in node_spans]
     return {
         "nodes": nodes,
         "of": told["of"],
@@ -66,9 +66,9 @@ def _said_and_spans(texts: list[_Text], spans: list[list[_Span]], nodes: int) ->
     if not texts:
         return [[]] * nodes, [[]] * nodes
     said = []
-    for (header, text), of_node in zip(texts, spans, strict=True):
+    for (header, text), node_spans in zip(texts, spans, strict=True):
         # Whatever role the header names is read again.
-        said.append(messages_in(text, Chat("unknown" if header is not None else of_node[0][0], header)))
+        said.append(messages_in(text, Chat("unknown" if header is not None else node_spans[0][0], header)))
     return said, list(map(_joined, spans, said))
 
 

@@ -33,9 +33,9 @@ def _strategy_rows(data: Row) -> list[Row]:
     """A row for each side of a data set."""
     shared, sides = _counts(data), [_figures(side, data) for side in data["sides"]]
     names = ("side", "strategy", "token_budget")
-    return [_sorted(shared | side | {name: of[name] for name in names} |
+    return [_sorted(shared | side | {name: measured[name] for name in names} |
                     {"data": data["data"], "whole_tree_bound": sides[0]["bound"]})
-            for side, of in zip(sides, data["sides"])]  # fmt: skip
+            for side, measured in zip(sides, data["sides"])]  # fmt: skip
 
 
 def _tree_row(data: Row) -> list[Row]:

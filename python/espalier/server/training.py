@@ -244,14 +244,14 @@ def _run_passes(jobs: list[_Job]) -> None:
     begin = number = 0
     for job in jobs:
         # The client adds up metrics of the requests of a batch, so the first one has the tokens of all.
-        of_first = float(encoded if len(jobs) == 1 else _tree_tokens(Rows(job.data)))
+        first_encoded = float(encoded if len(jobs) == 1 else _tree_tokens(Rows(job.data)))
         for operation, each in zip(job.operations, job.passes):
             end = begin + len(each.data)
-            counts = {"flat_tokens": float(sum(len(datum.tokens) for datum in each.data)), "encoded_tokens": of_first}
+            counts = {"flat_tokens": float(sum(len(datum.tokens) for datum in each.data)), "encoded_tokens": first_encoded}
             job.counter.add(**counts)
             operation.result = output_of(logprobs[begin:end], {
                 "loss:sum": losses[number], **{f"espalier/{name}:sum": count for name, count in counts.items()}})  # fmt: skip
-            begin, number, of_first = end, number + 1, 0.0
+            begin, number, first_encoded = end, number + 1, 0.0
 
 
 def _losses(rows: Rows, passes: list[Passes], logprobs: list[Any]) -> list[Any]:

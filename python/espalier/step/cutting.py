@@ -24,8 +24,8 @@ def cost_of_pair(config: object) -> float:
         return OF_A_DECODER
     short, long = CHAINS
     few, many = (_flops_of_token(found, tokens) for tokens in CHAINS)
-    of_pair = max(many - few, 0.0) / ((long - short) / 2)
-    return of_pair / (few - of_pair * (short + 1) / 2)
+    pair = max(many - few, 0.0) / ((long - short) / 2)
+    return pair / (few - pair * (short + 1) / 2)
 
 
 def _flops_of_token(found: Costs, tokens: int) -> float:

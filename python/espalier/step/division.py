@@ -123,7 +123,7 @@ class Division:
                 keys, source = np.arange(blocks.key_begin[number], blocks.key_end[number]), blocks.source[number]
                 picks[source].append(keys)
                 receivers[source].append(np.full(len(keys), rank))
-        swap = swap_of([np.concatenate(of) for of in picks], [np.concatenate(of) for of in receivers], self.rank, counts)
+        swap = swap_of([np.concatenate(each) for each in picks], [np.concatenate(each) for each in receivers], self.rank, counts)
         return KeyReads(swap, *self._read(wanted[self.rank], own))
 
     def scan(self, batch: int) -> Scan:
@@ -178,7 +178,7 @@ class Division:
     def _wanted(self, batch: int, table: "_Blocks", rank: int, window: int, chunk: int) -> "_Blocks":
         """What a rank reads: keys by their numbers on the rank that has them, queries by theirs on the one that reads."""
         tokens = self.tokens(batch, rank)
-        begin, end = (np.searchsorted(tokens, of) for of in (table.query_begin, table.query_end))
+        begin, end = (np.searchsorted(tokens, bound) for bound in (table.query_begin, table.query_end))
         kept = np.flatnonzero((begin < end) & ((table.owner != rank) | (table.source < table.num_sources - 1)))
         found = replace(table.at(kept), query_begin=begin[kept], query_end=end[kept])
         if window or chunk:
@@ -229,7 +229,7 @@ class _Blocks:
     @staticmethod
     def together(tables: "list[_Blocks]") -> "_Blocks":
         columns = zip(*(table.arrays() for table in tables))
-        return _Blocks.of([np.concatenate(of) for of in columns], tables[-1].num_sources)
+        return _Blocks.of([np.concatenate(column) for column in columns], tables[-1].num_sources)
 
     @staticmethod
     def of(arrays: Sequence[Integers], num_sources: int) -> "_Blocks":

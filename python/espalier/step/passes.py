@@ -257,8 +257,8 @@ class Pass:
             planned, self._model.device, self._model.backend, parent=self.frames.get(plan.parent[index]), is_read=has_readers,
             frames=[self.frames[ancestor] for ancestor in plan.context(index).ancestors])  # fmt: skip
         if self._routes is not None:
-            of_all = self._routes.of(plan.layout(index))
-            run.routes = of_all[:, torch.from_numpy(part.tokens)].to(self._model.device)
+            all_routes = self._routes.of(plan.layout(index))
+            run.routes = all_routes[:, torch.from_numpy(part.tokens)].to(self._model.device)
         return run, part.input_ids
 
     def _backward(self, opened: "_Opened") -> None:

@@ -92,15 +92,15 @@ class Schedule:
         self._sent = OnRanks(numbers, pieces.rank[pieces.of(numbers)])
         self._entry = self._entries(crossing)
         starts = [np.unique(pieces.prev[crossing[pieces.rank[crossing] == other]]) for other in range(ranks)]
-        self._starts, self._known = starts[rank], [self._all_before(of) for of in starts]
+        self._starts, self._known = starts[rank], [self._all_before(tokens) for tokens in starts]
 
     def scan(self, tokens: Integers, prev: Integers) -> Scan:
         """tokens [T]: of the rank's part, ascending; prev: the tokens before them, as Pieces has them."""
-        from_parent, own, of_parent = self._from_parent()
+        from_parent, own, parent_reads = self._from_parent()
         held = self._sent.at(self._sent.ranks == self._rank).numbers
         swap, kept, known = self._summaries(held)
         entry = self._entry[self._pieces.of(known)]
-        first, read = self._first(tokens, prev, held, of_parent), np.concatenate([of_parent, self._starts])
+        first, read = self._first(tokens, prev, held, parent_reads), np.concatenate([parent_reads, self._starts])
         return Scan(from_parent, own, first, swap, kept, _levels(known, entry), _found(known, self._starts),
                     _with_states(tokens, prev, read), np.searchsorted(tokens, self._ends))  # fmt: skip
 
@@ -124,7 +124,7 @@ class Schedule:
 
     def _summaries(self, held: Integers) -> tuple[Swap | None, Integers, Integers]:
         """(swap, kept, known): what this rank has and receives, in that order."""
-        ranks = np.repeat(np.arange(self._ranks), [len(of) for of in self._known])
+        ranks = np.repeat(np.arange(self._ranks), [len(tokens) for tokens in self._known])
         wanted = OnRanks(np.concatenate([NOTHING, *self._known]), ranks)
         if len(ranks) == 0:
             return None, NOTHING, NOTHING
@@ -133,7 +133,7 @@ class Schedule:
         mine = wanted.numbers[is_own & (ranks == self._rank)]
         return swap, np.searchsorted(held, mine), np.concatenate([mine, received])
 
-    def _first(self, tokens: Integers, prev: Integers, held: Integers, of_parent: Integers) -> First:
+    def _first(self, tokens: Integers, prev: Integers, held: Integers, parent_reads: Integers) -> First:
         pieces, last = self._pieces, np.full(len(self._pieces.begin), -1, np.int64)  # the last token of each that is needed
         np.maximum.at(last, pieces.of(held), held)
         for piece in np.flatnonzero(pieces.rank == self._rank)[::-1]:
@@ -145,9 +145,9 @@ class Schedule:
         places = np.searchsorted(tokens, numbers)
         before = prev[places]
         is_open = (before >= 0) & (places_in(numbers, before) < 0)
-        of_first = _with_states(numbers, np.where(is_open, -1, before), of_parent)
-        opened = np.where(is_open, np.int32(-2), np.maximum(of_first, -1))
-        return First(places, of_first, opened, np.searchsorted(numbers, held))
+        first_prev = _with_states(numbers, np.where(is_open, -1, before), parent_reads)
+        opened = np.where(is_open, np.int32(-2), np.maximum(first_prev, -1))
+        return First(places, first_prev, opened, np.searchsorted(numbers, held))
 
     def _from_parent(self) -> tuple[Swap | None, Integers, Integers]:
         """(swap, own, read): of the states of the parent's frame. read: -2 - n of its ends n, in the order of the states."""

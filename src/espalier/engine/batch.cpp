@@ -214,15 +214,15 @@ std::shared_ptr<const accumulating::RowAdapters> adapters_of(const Step& step, c
                                                              const Layout& layout,
                                                              const at::Tensor& logit_rows) {
   if (step.adapters.empty()) return nullptr;
-  std::vector<accumulating::AdapterMapsPtr> of_runs;
+  std::vector<accumulating::AdapterMapsPtr> run_maps;
   for (const int64_t trajectory : trajectories_of_runs(micro_batch).any)
-    of_runs.push_back(step.adapters[trajectory]);
+    run_maps.push_back(step.adapters[trajectory]);
   const std::span rows(logit_rows.const_data_ptr<int64_t>(), logit_rows.numel());
-  std::vector<int64_t> of_head;
+  std::vector<int64_t> head_begins;
   for (const int64_t begin : layout.run_begin)
-    of_head.push_back(std::ranges::lower_bound(rows, begin) - rows.begin());
+    head_begins.push_back(std::ranges::lower_bound(rows, begin) - rows.begin());
   return std::make_shared<const accumulating::RowAdapters>(
-      of_runs, std::vector<std::vector<int64_t>>{layout.run_begin, of_head});
+      run_maps, std::vector<std::vector<int64_t>>{layout.run_begin, head_begins});
 }
 
 }  // namespace

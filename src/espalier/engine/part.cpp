@@ -102,8 +102,8 @@ class SendKeys : public torch::autograd::Function<SendKeys> {
     for (int64_t group = 0; group < transfers->groups; ++group) {
       std::vector<at::Tensor> sent;
       for (size_t s = 0; s < reads.picks.size(); ++s) {
-        const auto picked = [&](const at::Tensor& of) {
-          return heads_of(of, group, transfers->groups).index_select(0, reads.picks[s]).flatten(1);
+        const auto picked = [&](const at::Tensor& rows) {
+          return heads_of(rows, group, transfers->groups).index_select(0, reads.picks[s]).flatten(1);
         };
         sent.push_back(at::cat({picked(sources[2 * s]), picked(sources[2 * s + 1])}, 1));
       }
@@ -215,39 +215,38 @@ const c10::intrusive_ptr<BatchPart::Reads>& BatchPart::reads(int64_t sliding_win
   return reads;
 }
 
-at::Tensor BatchPart::attention(const at::Tensor& q, const at::Tensor& own_k, const at::Tensor& own_v,
+at::Tensor BatchPart::attention(const at::Tensor& all_q, const at::Tensor& own_k, const at::Tensor& own_v,
                                 const ForestTokens& tokens, const AttentionOptions& options,
                                 AttentionContext context) const {
-  const c10::intrusive_ptr<Reads>& reads = this->reads(options.sliding_window, q.device());
+  const c10::intrusive_ptr<Reads>& reads = this->reads(options.sliding_window, all_q.device());
   context.blocks = reads->blocks;
   context.positions = reads->positions;
-  if (reads->most_received == 0) return tree_attention(q, own_k, own_v, tokens, options, context);
+  if (reads->most_received == 0) return tree_attention(all_q, own_k, own_v, tokens, options, context);
   std::vector<at::Tensor> sources;
   for (size_t s = 0; s < context.k.size(); ++s) sources.insert(sources.end(), {context.k[s], context.v[s]});
   sources.insert(sources.end(), {own_k, own_v});
   const auto transfers = c10::make_intrusive<Transfers>(reads, own_k, own_v);
-  const variable_list own = SendKeys::apply(transfers, at::TensorList(sources));
+  const variable_list sent = SendKeys::apply(transfers, at::TensorList(sources));
   const int64_t groups = transfers->groups;
-  const auto in_groups = [groups](const at::Tensor& of, int64_t dim) {
-    return groups == 1 ? std::vector<at::Tensor>{of} : of.chunk(groups, dim);
+  const auto divided = [groups](const at::Tensor& tensor, int64_t dim) {
+    return groups == 1 ? std::vector<at::Tensor>{tensor} : tensor.chunk(groups, dim);
   };
-  std::vector<std::vector<at::Tensor>> sources_in_groups;
-  for (const at::Tensor& source : sources) sources_in_groups.push_back(in_groups(source, 1));
-  const std::vector<at::Tensor> q_in = in_groups(q, 1), k_in = in_groups(own[0], 1),
-                                v_in = in_groups(own[1], 1);
+  std::vector<std::vector<at::Tensor>> heads;  // of every source, by group
+  for (const at::Tensor& source : sources) heads.push_back(divided(source, 1));
+  const auto q = divided(all_q, 1), k = divided(sent[0], 1), v = divided(sent[1], 1);
   std::vector<at::Tensor> results;
   for (int64_t group = 0; group < groups; ++group) {
-    AttentionContext of_group{.k = {}, .v = {}, .blocks = context.blocks, .positions = context.positions};
-    for (size_t s = 0; s < context.k.size(); ++s) {
-      of_group.k.push_back(sources_in_groups[2 * s][group]);
-      of_group.v.push_back(sources_in_groups[2 * s + 1][group]);
+    for (size_t s = 0; s + 2 < heads.size(); s += 2) {
+      context.k[s / 2] = heads[s][group];
+      context.v[s / 2] = heads[s + 1][group];
     }
-    const variable_list received = ReceiveKeys::apply(transfers, group, own[2]);
-    of_group.k.push_back(received[0]);
-    of_group.v.push_back(received[1]);
-    AttentionOptions its_options = options;
-    if (options.sinks.defined()) its_options.sinks = in_groups(options.sinks, 0)[group];
-    results.push_back(tree_attention(q_in[group], k_in[group], v_in[group], tokens, its_options, of_group));
+    const variable_list received = ReceiveKeys::apply(transfers, group, sent[2]);
+    AttentionContext with_received = context;
+    with_received.k.push_back(received[0]);
+    with_received.v.push_back(received[1]);
+    AttentionOptions group_options = options;
+    if (options.sinks.defined()) group_options.sinks = divided(options.sinks, 0)[group];
+    results.push_back(tree_attention(q[group], k[group], v[group], tokens, group_options, with_received));
   }
   return groups == 1 ? results[0] : at::cat(results, 1);
 }

@@ -65,10 +65,10 @@ int64_t resident_bytes(const Decoder& decoder) {
   return bytes;
 }
 
-SideResult summarize(const Decoder& decoder, const MeasuredSide& measured, const BenchmarkSide& of) {
+SideResult summarize(const Decoder& decoder, const MeasuredSide& measured, const BenchmarkSide& kind) {
   const ModelCost model = model_cost(decoder.config());
   SideResult side = measured.found;
-  side.side = of;
+  side.side = kind;
   side.micro_batches = static_cast<int64_t>(measured.result.measured.size());
   side.encoded_tokens = measured.result.work.tokens;
   side.flops = step_flops(model, measured.result.work).total();

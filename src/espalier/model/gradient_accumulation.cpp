@@ -200,7 +200,7 @@ class Linears : public Function<Linears> {
   static void add_gradients_of(const AdaptedRows& rows, const at::Tensor& grad_output, const at::Tensor& x,
                                const at::Tensor& inner, const at::Tensor& grad_x) {
     const auto& [a, b, scale] = rows.adapter;
-    const auto own = [&](const at::Tensor& of_all) { return of_all.narrow(0, rows.begin, rows.count); };
+    const auto own = [&](const at::Tensor& whole) { return whole.narrow(0, rows.begin, rows.count); };
     const at::Tensor grad = own(grad_output).to(b.scalar_type());
     const at::Tensor grad_inner = detail::affine(grad, b.t(), {}).mul_(scale);
     if (b.requires_grad()) add_product(b, grad.t(), inner);

@@ -9,17 +9,17 @@
 
 namespace espalier::accumulating {
 
-RowAdapters::RowAdapters(const std::vector<AdapterMapsPtr>& of_nodes,
+RowAdapters::RowAdapters(const std::vector<AdapterMapsPtr>& node_maps,
                          std::vector<std::vector<int64_t>> begins)
     : begins_(std::move(begins)) {
-  begins_.emplace_back(of_nodes.size() + 1);
+  begins_.emplace_back(node_maps.size() + 1);
   std::iota(begins_.back().begin(), begins_.back().end(), int64_t{0});
-  for (int64_t node = 0; node < std::ssize(of_nodes); ++node) {
-    if (of_nodes[node] == nullptr) continue;
-    if (!ranges_.empty() && ranges_.back().end == node && ranges_.back().maps == of_nodes[node]) {
+  for (int64_t node = 0; node < std::ssize(node_maps); ++node) {
+    if (node_maps[node] == nullptr) continue;
+    if (!ranges_.empty() && ranges_.back().end == node && ranges_.back().maps == node_maps[node]) {
       ++ranges_.back().end;
     } else {
-      ranges_.push_back({of_nodes[node], node, node + 1});
+      ranges_.push_back({node_maps[node], node, node + 1});
     }
   }
 }

@@ -31,9 +31,9 @@ class RowAdapters {
  public:
   static constexpr detail::Scope kScope = detail::Scope::kRowAdapters;
 
-  /// `of_nodes` [N]: the adapter of each node. x has the rows [begin[n], begin[n + 1]) of node n, for one of
+  /// `node_maps` [N]: the adapter of each node. x has the rows [begin[n], begin[n + 1]) of node n, for one of
   /// the `begins` [N + 1], or one row for each node.
-  RowAdapters(const std::vector<AdapterMapsPtr>& of_nodes, std::vector<std::vector<int64_t>> begins);
+  RowAdapters(const std::vector<AdapterMapsPtr>& node_maps, std::vector<std::vector<int64_t>> begins);
 
   /// The rows of an x of `num_rows` rows for which there is an adapter of the weight, ascending.
   std::vector<AdaptedRows> of(const at::Tensor& weight, int64_t num_rows) const;

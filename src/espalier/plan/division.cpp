@@ -43,7 +43,7 @@ double pair_cost(const TimeModel& model) {
   return pair / (few - pair * (kShort + 1) / 2);
 }
 
-TokenDivision::TokenDivision(const Layout& layout, int64_t ranks, double pair_cost) : of_rank_(ranks) {
+TokenDivision::TokenDivision(const Layout& layout, int64_t ranks, double pair_cost) : parts_by_rank_(ranks) {
   std::vector<int64_t> begins = part_begins(layout, kPartsOfRank * ranks);
   begins.push_back(layout.num_tokens());
   std::vector<double> cost;
@@ -67,7 +67,7 @@ TokenDivision::TokenDivision(const Layout& layout, int64_t ranks, double pair_co
     parts_[k].rank = rank - load.begin();
   }
   for (TokenPart& part : parts_) {
-    std::vector<TokenPart>& own = of_rank_[part.rank];
+    std::vector<TokenPart>& own = parts_by_rank_[part.rank];
     part.first = own.empty() ? 0 : own.back().first + own.back().end - own.back().begin;
     own.push_back(part);
   }
@@ -75,7 +75,7 @@ TokenDivision::TokenDivision(const Layout& layout, int64_t ranks, double pair_co
 
 std::vector<int64_t> TokenDivision::tokens(int64_t rank) const {
   std::vector<int64_t> tokens;
-  for (const TokenPart& part : of_rank_[rank]) {
+  for (const TokenPart& part : parts_by_rank_[rank]) {
     tokens.resize(part.first + part.end - part.begin);
     std::iota(tokens.begin() + part.first, tokens.end(), part.begin);
   }
@@ -83,7 +83,7 @@ std::vector<int64_t> TokenDivision::tokens(int64_t rank) const {
 }
 
 int64_t TokenDivision::before(int64_t rank, int64_t token) const {
-  const std::vector<TokenPart>& own = of_rank_[rank];
+  const std::vector<TokenPart>& own = parts_by_rank_[rank];
   const auto after = std::ranges::upper_bound(own, token, {}, &TokenPart::begin);
   if (after == own.begin()) return 0;
   const TokenPart& part = *std::prev(after);

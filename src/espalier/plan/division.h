@@ -48,7 +48,7 @@ class TokenDivision {
   size_t part_of(int64_t token) const;
 
   std::vector<TokenPart> parts_;
-  std::vector<std::vector<TokenPart>> of_rank_;
+  std::vector<std::vector<TokenPart>> parts_by_rank_;
 };
 
 }  // namespace espalier

@@ -28,44 +28,48 @@ struct AllKeys {
   int64_t own_source = 0;  // the number of ancestors
 };
 
-AllKeys all_keys(const DividedMicroBatch& of) {
+AllKeys all_keys(const DividedMicroBatch& batch) {
   AllKeys result;
-  for (size_t b = 0; b < of.context.size(); ++b) {
-    const ContextBlock& block = of.context[b];
-    if (b > 0 && block.ancestor != of.context[b - 1].ancestor) ++result.own_source;
-    const TokenDivision& division = of.divisions[block.ancestor];
+  for (size_t b = 0; b < batch.context.size(); ++b) {
+    const ContextBlock& block = batch.context[b];
+    if (b > 0 && block.ancestor != batch.context[b - 1].ancestor) ++result.own_source;
+    const TokenDivision& division = batch.divisions[block.ancestor];
     division.visit(block.column_begin, block.column_end, [&](int64_t owner, int64_t begin, int64_t end) {
       const int64_t position = block.position + begin - block.column_begin;
       result.visible.push_back(
           {result.own_source, &division, owner, {begin, end}, {block.row_begin, block.row_end}, position});
     });
   }
-  if (!of.context.empty()) ++result.own_source;
-  const Layout& layout = of.layout;
+  if (!batch.context.empty()) ++result.own_source;
+  const Layout& layout = batch.layout;
   for (int64_t run = 0; run < layout.num_runs(); ++run) {
     const int64_t run_begin = layout.run_begin[run], subtree_end = layout.subtree_end[run_begin];
-    of.own.visit(run_begin, layout.run_begin[run + 1], [&](int64_t owner, int64_t begin, int64_t end) {
+    batch.own.visit(run_begin, layout.run_begin[run + 1], [&](int64_t owner, int64_t begin, int64_t end) {
       if (end == subtree_end) return;  // seen by one another alone
-      result.visible.push_back(
-          {result.own_source, &of.own, owner, {begin, end}, {end, subtree_end}, layout.position_ids[begin]});
+      result.visible.push_back({result.own_source,
+                                &batch.own,
+                                owner,
+                                {begin, end},
+                                {end, subtree_end},
+                                layout.position_ids[begin]});
     });
   }
   return result;
 }
 
 /// What a rank reads, by owner: keys by their numbers on their owner, queries by those on the reader.
-std::vector<VisibleKeys> read_by(int64_t rank, const AllKeys& all, const DividedMicroBatch& of,
+std::vector<VisibleKeys> read_by(int64_t rank, const AllKeys& all, const DividedMicroBatch& batch,
                                  int64_t window) {
   std::optional<RangeMinimum<int32_t>> least;  // of the positions of the rank's tokens
   if (window > 0) {
     std::vector<int32_t> positions;
-    for (const int64_t token : of.own.tokens(rank)) positions.push_back(of.layout.position_ids[token]);
+    for (const int64_t token : batch.own.tokens(rank)) positions.push_back(batch.layout.position_ids[token]);
     least.emplace(positions);
   }
   std::vector<VisibleKeys> result;
   for (VisibleKeys each : all.visible) {
     if (each.source == all.own_source && each.owner == rank) continue;  // as the part's forest has it
-    each.queries = {of.own.before(rank, each.queries.begin), of.own.before(rank, each.queries.end)};
+    each.queries = {batch.own.before(rank, each.queries.begin), batch.own.before(rank, each.queries.end)};
     if (each.queries.begin == each.queries.end) continue;
     if (window > 0) {
       const int64_t first = (*least)(each.queries.begin, each.queries.end) - window + 1;
@@ -99,13 +103,13 @@ void set_blocks(const std::vector<VisibleKeys>& read, int64_t rank, int64_t own_
 
 }  // namespace
 
-KeyReads key_reads(const DividedMicroBatch& of, int64_t rank, int64_t window) {
-  const AllKeys all = all_keys(of);
-  KeyReads reads{.send = std::vector<int64_t>(of.ranks), .receive = std::vector<int64_t>(of.ranks)};
+KeyReads key_reads(const DividedMicroBatch& batch, int64_t rank, int64_t window) {
+  const AllKeys all = all_keys(batch);
+  KeyReads reads{.send = std::vector<int64_t>(batch.ranks), .receive = std::vector<int64_t>(batch.ranks)};
   reads.picks.resize(all.own_source + 1);
   std::vector<std::pair<int64_t, int64_t>> sent;  // (source, number in its picks)
-  for (int64_t reader = 0; reader < of.ranks; ++reader) {
-    const std::vector<VisibleKeys> read = read_by(reader, all, of, window);
+  for (int64_t reader = 0; reader < batch.ranks; ++reader) {
+    const std::vector<VisibleKeys> read = read_by(reader, all, batch, window);
     if (reader == rank) set_blocks(read, rank, all.own_source, &reads);
     int64_t received = 0;
     for (const auto& [source, division, owner, keys, queries, position] : read) {

@@ -35,6 +35,6 @@ struct DividedMicroBatch {
 };
 
 /// With a sliding window (positions; 0: none) keys that no query of a rank sees are not sent.
-KeyReads key_reads(const DividedMicroBatch& of, int64_t rank, int64_t window);
+KeyReads key_reads(const DividedMicroBatch& batch, int64_t rank, int64_t window);
 
 }  // namespace espalier

@@ -237,7 +237,7 @@ void read_present(const nb::dict& columns, const char* name, Optional<Values>& c
   column.present = espalier::python::column<uint8_t>(columns, fmt::format("{}.present", name).c_str());
 }
 
-Trajectories of_columns(const nb::dict& columns) {
+Trajectories trajectories_of_columns(const nb::dict& columns) {
   Trajectories rows;
   // Copied, so that the offsets stay valid if the array changes.
   rows.offsets = values<int64_t>(columns, "offsets");
@@ -277,7 +277,7 @@ auto typed(const char* signature) {
   return nb::for_getter(nb::sig(signature));
 }
 
-/// The columns, in the form that of_columns reads, and the sources of the rows.
+/// The columns, in the form that trajectories_of_columns reads, and the sources of the rows.
 nb::dict state(Rows self) {
   const Trajectories& rows = of(self);
   nb::dict columns;
@@ -318,7 +318,7 @@ nb::dict state(Rows self) {
 
 void restore(Trajectories& self, const nb::dict& columns) {
   Trajectories rows;
-  if (columns.contains("offsets")) rows = of_columns(columns);  // else there are no rows
+  if (columns.contains("offsets")) rows = trajectories_of_columns(columns);  // else there are no rows
   for (nb::handle source : nb::cast<nb::list>(columns["sources"])) {
     rows.sources.push_back({nb::cast<std::string>(source[0]), nb::cast<int64_t>(source[1])});
   }
@@ -424,7 +424,7 @@ void bind_trajectories(nb::module_& module) {
   bind_builder(module);
   module.attr("MAX_ROW_BYTES") = kDefaultLineBytes;
   module.def(
-      "trajectories_of_columns", &of_columns, nb::arg("columns"),
+      "trajectories_of_columns", &trajectories_of_columns, nb::arg("columns"),
       "Trajectories that view the arrays of a dict. Arrays have the types of a packed file's columns.");
   module.def("read", &read, nb::arg("paths"), nb::arg("vocab_size"), nb::arg("skip_bad_rows"),
              nb::arg("max_rows"), nb::arg("max_line_bytes"),

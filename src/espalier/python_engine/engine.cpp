@@ -121,11 +121,11 @@ Metrics Engine::forward_backward(const Trajectories& rows, const Indices& indice
   return state.call([&] {
     const auto begin = std::chrono::steady_clock::now();
     const auto terms = std::make_shared<TermsOfRows>();
-    const TrainedRows of_rows(adapters, state.now);
+    const TrainedRows trained_rows(adapters, state.now);
     ObjectiveOptions objective;
     const std::unique_ptr<Loss> made = state.group.together([&] {
       state.check_whole();
-      of_rows.check(rows, state.group);
+      trained_rows.check(rows, state.group);
       objective = parse_objective_options(named);
       ESPALIER_CHECK(state.routers.count() > 0 || !objective.has_router_losses(),
                      "router_aux_loss_coef, router_z_loss_coef: expected a model with experts, received {}",
@@ -143,19 +143,19 @@ Metrics Engine::forward_backward(const Trajectories& rows, const Indices& indice
                          .objective = objective,
                          .costs = &plan_costs,
                          .child_order = state.child_order(),
-                         .adapters = of_rows.maps},
+                         .adapters = trained_rows.maps},
                         state.group);
     });
     *terms = terms_of_rows(step);
     // Adapters freeze the weights that they share.
     for (const Parameter& weight : state.base->decoder().weights())
-      weight.value.set_requires_grad(!of_rows.all.front()->lora);
+      weight.value.set_requires_grad(!trained_rows.all.front()->lora);
     const Decoder& decoder = (adapters.empty() ? state.now : state.base)->decoder();
     try {
       const StepResult result = adapters.empty() ? state.now->trainer.add_gradients(step, loss, progress)
                                                  : espalier::forward_backward(decoder, step, loss, progress);
       check_mapped_files();
-      const double norm = of_rows.count_gradients();
+      const double norm = trained_rows.count_gradients();
       check_finite(decoder, step, loss, "forward_backward", result.loss, norm, state.group);
       const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
       nlohmann::ordered_json metrics = step_metrics(state.now->cost, objective, result, seconds);
@@ -163,7 +163,7 @@ Metrics Engine::forward_backward(const Trajectories& rows, const Indices& indice
       metrics["grad_norm"] = norm;
       return to_metrics(metrics);
     } catch (...) {
-      for (const auto& trained : of_rows.all) trained->clear();
+      for (const auto& trained : trained_rows.all) trained->clear();
       throw;
     }
   });

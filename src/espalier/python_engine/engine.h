@@ -128,7 +128,8 @@ class Engine {
   /// options by the flag names of `espalier sample`: of the call, or of each row (SampleOptions::rows).
   /// `progress` is called after each token with finished and all completions. Gradients are kept.
   Trajectories sample(const Trajectories& rows, const NamedTexts& options,
-                      const std::vector<NamedTexts>& of_rows, const Progress& progress, const Watch& watch);
+                      const std::vector<NamedTexts>& row_options, const Progress& progress,
+                      const Watch& watch);
 
   /// Samples prompts that come while others are sampled (sample/sampling.h); options: the sizes of
   /// `espalier sample`. Each rank has its own.
@@ -136,7 +137,7 @@ class Engine {
   /// Whole rows as prompts, each with its options, sampled with the weights that are in use now, also when
   /// others are; the caller numbers them, from `first` on.
   void add(const EngineSampling& sampling, int64_t first, const Trajectories& rows,
-           const std::vector<NamedTexts>& of_rows);
+           const std::vector<NamedTexts>& row_options);
   /// A token more of every completion that goes on. Returns those that are done; rows are numbers of prompts.
   /// After an exception nothing goes on. Throws InputError if weights of prompts have changed since they were
   /// added.

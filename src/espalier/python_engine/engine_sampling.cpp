@@ -22,7 +22,7 @@ TokenWatch told(const Watch& watch) {
 }  // namespace
 
 Trajectories Engine::sample(const Trajectories& rows, const NamedTexts& options,
-                            const std::vector<NamedTexts>& of_rows, const Progress& progress,
+                            const std::vector<NamedTexts>& row_options, const Progress& progress,
                             const Watch& watch) {
   State& state = *state_;
   return state.call([&] {
@@ -31,8 +31,8 @@ Trajectories Engine::sample(const Trajectories& rows, const NamedTexts& options,
       state.check_whole();
       const SamplingFlags flags = parse_sampling_options(options);
       state.check_rows(rows, rows_of(rows, std::nullopt));
-      sampling = of_rows.empty() ? state.sample_options(flags) : flags.options;
-      for (const NamedTexts& own : of_rows) {
+      sampling = row_options.empty() ? state.sample_options(flags) : flags.options;
+      for (const NamedTexts& own : row_options) {
         sampling.rows.push_back(state.sample_options(parse_sampling_options(own)));
       }
       return prompts_of(rows, flags.whole_rows);
@@ -56,7 +56,7 @@ EngineSampling Engine::sampling(const NamedTexts& options) {
 }
 
 void Engine::add(const EngineSampling& sampling, int64_t first, const Trajectories& rows,
-                 const std::vector<NamedTexts>& of_rows) {
+                 const std::vector<NamedTexts>& row_options) {
   State& state = *state_;
   OpenSampling& open = *sampling.open;
   return state.call([&] {
@@ -65,7 +65,7 @@ void Engine::add(const EngineSampling& sampling, int64_t first, const Trajectori
     state.check_rows(rows, rows_of(rows, std::nullopt));
     std::vector<SampleOptions> options;
     for (int64_t row = 0; row < rows.num_rows(); ++row) {
-      options.push_back(state.sample_options(parse_sampling_options(of_rows[row])));
+      options.push_back(state.sample_options(parse_sampling_options(row_options[row])));
       Sampling::check(open.base->decoder(), row, rows.row_size(row), options.back());
     }
     open.trained.emplace(state.now->weights, state.now);

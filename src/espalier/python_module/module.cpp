@@ -107,8 +107,8 @@ Watch watched(nb::handle watch) {
 }
 
 Trajectories sample(Engine& engine, const Trajectories& rows, const NamedTexts& options,
-                    const std::vector<NamedTexts>& of_rows, nb::handle progress, nb::handle watch) {
-  return engine.sample(rows, options, of_rows, watching(progress), watched(watch));
+                    const std::vector<NamedTexts>& row_options, nb::handle progress, nb::handle watch) {
+  return engine.sample(rows, options, row_options, watching(progress), watched(watch));
 }
 
 /// Lists of (prompt, sample, tokens, logprobs, stopped, kept_tokens, prompt_logprobs).
@@ -181,13 +181,13 @@ void bind_engine(nb::module_& module) {
           nb::arg("entropies"), nb::arg("progress").none(),
           "float64 [N]: of every token given all before it in its row; 0 for first tokens. int32 and float64 "
           "[N * top_k]: the most likely ones. float64 [N] or empty: entropies. How many tokens were encoded.")
-      .def("sample", &sample, nb::arg("rows"), nb::arg("options"), nb::arg("of_rows"),
+      .def("sample", &sample, nb::arg("rows"), nb::arg("options"), nb::arg("row_options"),
            nb::arg("progress").none(), nb::arg("watch").none(), work,
            "Completions of the rows' prompts as rows. watch(int64 [B * 3] of row, sample and new token): "
            "which ones end.")
       .def("sampling", &Engine::sampling, nb::arg("options"), work, "Begins to sample, without prompts.")
-      .def("add", &Engine::add, nb::arg("sampling"), nb::arg("first"), nb::arg("rows"), nb::arg("of_rows"),
-           work,
+      .def("add", &Engine::add, nb::arg("sampling"), nb::arg("first"), nb::arg("rows"),
+           nb::arg("row_options"), work,
            "Whole rows as prompts of the weights in use, each with its options, numbered from `first` on.")
       .def("sample_on", &sample_on, nb::arg("sampling"), nb::arg("watch").none(),
            "A token more. Returns (prompt, sample, int32 tokens, float64 logprobs, stopped, kept_tokens, "

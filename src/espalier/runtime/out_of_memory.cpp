@@ -22,11 +22,11 @@ bool is_about_memory(const c10::Error& error) {
 }  // namespace
 
 std::string text_of(const std::exception& error) {
-  const auto* of_torch = dynamic_cast<const c10::Error*>(&error);
+  const auto* torch_error = dynamic_cast<const c10::Error*>(&error);
   const bool is_memory = dynamic_cast<const std::bad_alloc*>(&error) != nullptr ||
-                         (of_torch != nullptr && is_about_memory(*of_torch));
+                         (torch_error != nullptr && is_about_memory(*torch_error));
   if (is_memory) return out_of_memory_text();
-  return of_torch != nullptr ? of_torch->what_without_backtrace() : error.what();
+  return torch_error != nullptr ? torch_error->what_without_backtrace() : error.what();
 }
 
 }  // namespace espalier

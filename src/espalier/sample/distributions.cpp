@@ -87,13 +87,13 @@ TokenDistributions compute_distributions(const Decoder& decoder, const Trajector
   std::vector<Computed> all;
   const auto visit = [&](int64_t, const Batch& batch, const ForwardResult& forwarded) {
     Computed& computed = all.emplace_back();
-    const auto of_tokens = [&](const at::Tensor& values) {
+    const auto by_token = [&](const at::Tensor& values) {
       return TermValues{batch.term_token, download(values)};
     };
-    computed.logprobs = of_tokens(values_of_terms(batch, forwarded.logprobs));
-    if (options.entropies) computed.entropies = of_tokens(values_of_terms(batch, forwarded.entropy));
+    computed.logprobs = by_token(values_of_terms(batch, forwarded.logprobs));
+    if (options.entropies) computed.entropies = by_token(values_of_terms(batch, forwarded.entropy));
     if (options.top_k == 0) return;
-    computed.row = of_tokens(batch.edge_row.index_select(0, batch.term_edge));
+    computed.row = by_token(batch.edge_row.index_select(0, batch.term_edge));
     const TopLogprobs top = model.take_top();
     computed.top = {download(top.ids), download(top.logprobs)};
   };

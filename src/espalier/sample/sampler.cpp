@@ -109,7 +109,7 @@ void check_same_call(const Trajectories& prompts, const SampleOptions& options, 
   });
 }
 
-SampleResult of_all_ranks(SampleResult result, const Group& group) {
+SampleResult result_of_all_ranks(SampleResult result, const Group& group) {
   result.completions = gathered(std::move(result.completions), group);
   std::ranges::sort(result.completions, {}, [](const Completion& completion) {
     return std::pair(completion.row, completion.sample);
@@ -145,7 +145,7 @@ SampleResult sample(const Decoder& decoder, const Trajectories& prompts, const S
     sampling.use(weights);
     return sample_rows(sampling, prompts, rows, options, events);
   };
-  return of_all_ranks(group.together(part), group);
+  return result_of_all_ranks(group.together(part), group);
 }
 
 Trajectories rows_of(const std::vector<Completion>& completions, const Trajectories& rows,
@@ -211,13 +211,13 @@ void SamplingFlags::add_sizes(OptionList* list) {
             {.least = 1});
 }
 
-SampleOptions SamplingFlags::resolved(const std::function<std::vector<int32_t>()>& of_model,
+SampleOptions SamplingFlags::resolved(const std::function<std::vector<int32_t>()>& model_stop_ids,
                                       int64_t vocab_size) const {
   SampleOptions all = options;
   if (ignore_stop_ids) {
     all.stop_ids.clear();
   } else if (all.stop_ids.empty()) {
-    std::ranges::copy_if(of_model(), std::back_inserter(all.stop_ids),
+    std::ranges::copy_if(model_stop_ids(), std::back_inserter(all.stop_ids),
                          [&](int32_t id) { return id < vocab_size; });
   }
   return all;

@@ -66,7 +66,8 @@ struct SamplingFlags {
 
   /// The options with stop ids resolved: the given ones, otherwise those of the model without ids outside the
   /// vocabulary, which can never be sampled.
-  SampleOptions resolved(const std::function<std::vector<int32_t>()>& of_model, int64_t vocab_size) const;
+  SampleOptions resolved(const std::function<std::vector<int32_t>()>& model_stop_ids,
+                         int64_t vocab_size) const;
 };
 
 }  // namespace espalier

@@ -182,7 +182,7 @@ void Sampling::admit() {
 void Sampling::encode_some() {
   struct Taken {
     Prefix node;
-    const Prompt* of;
+    const Prompt* prompt;
   };
   std::map<std::pair<int64_t, std::vector<int32_t>>, Taken> by_path;  // of each weights; which is preorder
   std::unordered_set<const PrefixNode*> taken;
@@ -207,7 +207,7 @@ void Sampling::encode_some() {
   std::vector<accumulating::AdapterMapsPtr> adapters;
   for (auto& [path, taken] : by_path) {
     nodes.push_back(std::move(taken.node));
-    adapters.push_back(taken.of->weights.adapter);
+    adapters.push_back(taken.prompt->weights.adapter);
   }
   if (!nodes.empty()) encode(decoder_, nodes, adapters, scored, memory_.tree.get());
   memory_.counts->encoded_prompt_tokens += tokens;

@@ -43,16 +43,16 @@ ModelPlanner planner_of_model(const PlanArguments& flags) {
             .context_bytes_per_token =
                 static_cast<double>(use.cost().context_per_token() * costs.memory.element_bytes),
             .rank_bytes = {}};
-        PlanCosts of_rank = compared_by;
-        of_rank.memory.optimizer_bytes_per_parameter =
+        PlanCosts divided = compared_by;
+        divided.memory.optimizer_bytes_per_parameter =
             optimizer_bytes(flags.optimizer, trained, std::max<int64_t>(1, flags.ranks));
-        plan.rank_bytes = [&trajectories, options, of_rank](const std::vector<int64_t>& rows,
+        plan.rank_bytes = [&trajectories, options, divided](const std::vector<int64_t>& rows,
                                                             int64_t context_parallel) mutable {
-          of_rank.memory.context_parallel = context_parallel;
+          divided.memory.context_parallel = context_parallel;
           StepOptions own = options;
-          own.costs = &of_rank;
+          own.costs = &divided;
           const Step step = rows.empty() ? Step() : make_step(trajectories, rows, own);
-          return std::max(resident_bytes(of_rank.memory), predict_step(of_rank, step).largest_peak_bytes());
+          return std::max(resident_bytes(divided.memory), predict_step(divided, step).largest_peak_bytes());
         };
         if (!flags.save_cost_model.empty()) {
           write_text(flags.save_cost_model, cost_model_json(costs.time).dump(2) + "\n");

@@ -52,19 +52,19 @@ struct Inside {
   at::Tensor keys, inverse;  // [B, L, L]: k k^T with decays, (I + A)^-1
   at::Tensor w, k_decayed;   // [B, L, Dk]
 
-  Inside(const RecurrenceInputs& of, const BucketRows& in)
-      : given(of),
+  Inside(const RecurrenceInputs& inputs, const BucketRows& in)
+      : given(inputs),
         rows(in),
-        repeat(of.v.size(1) / of.q.size(1)),
-        is_token(in.is_token(of.v.size(1), of.v.scalar_type())),
-        q(in.by_head(of.q).mul_(of.scale)),
-        k(in.by_head(of.k)),
-        v(in.by_head(of.v)),
-        beta(of.delta ? in.numbers_by_head(of.beta) * is_token : is_token),
-        decays(in.numbers_by_head(of.g) * is_token),
+        repeat(inputs.v.size(1) / inputs.q.size(1)),
+        is_token(in.is_token(inputs.v.size(1), inputs.v.scalar_type())),
+        q(in.by_head(inputs.q).mul_(inputs.scale)),
+        k(in.by_head(inputs.k)),
+        v(in.by_head(inputs.v)),
+        beta(inputs.delta ? in.numbers_by_head(inputs.beta) * is_token : is_token),
+        decays(in.numbers_by_head(inputs.g) * is_token),
         scores(with_decays(bmm(q, transposed(k)))),
         u(v * beta.unsqueeze(-1)) {
-    if (!of.delta) return;
+    if (!inputs.delta) return;
     keys = with_decays(bmm(k, transposed(k)));
     inverse = unit_lower_inverse((keys * beta.unsqueeze(-1)).tril_(-1));
     w = bmm(inverse, keys_times(beta * decays.before));

@@ -50,9 +50,12 @@ void group_chunks(RecurrenceForest* forest) {
 
 }  // namespace
 
-RecurrenceForest::RecurrenceForest(std::vector<RecurrenceChunk> of, std::span<const int64_t> end_chunks,
-                                   int64_t contexts, int64_t most)
-    : num_contexts(contexts), chunk_size(most), chunks(std::move(of)), num_children(chunks.size(), 0) {
+RecurrenceForest::RecurrenceForest(std::vector<RecurrenceChunk> forest_chunks,
+                                   std::span<const int64_t> end_chunks, int64_t contexts, int64_t most)
+    : num_contexts(contexts),
+      chunk_size(most),
+      chunks(std::move(forest_chunks)),
+      num_children(chunks.size(), 0) {
   for (const RecurrenceChunk& chunk : chunks) {
     num_tokens += chunk.size;
     if (chunk.parent >= 0) ++num_children[chunk.parent];
