@@ -39,8 +39,8 @@ class Swap(Protocol):
 class Route:
     """A Swap on the device of the tensors, for the ranks of a group."""
 
-    def __init__(self, swap: Swap, group: RankGroup, device: torch.device) -> None:
-        self.group, self.is_needed, self.most = group, swap.is_needed, swap.most
+    def __init__(self, swap: Swap, ranks: RankGroup, device: torch.device) -> None:
+        self.ranks, self.is_needed, self.most = ranks, swap.is_needed, swap.most
         self.send, self.receive = list(swap.send), list(swap.receive)
         self.picks = [torch.from_numpy(pick).to(device) for pick in swap.picks]
         self.order = None if swap.order is None else torch.from_numpy(swap.order).to(device)
@@ -59,10 +59,10 @@ class Route:
                    if groups == 1 or (key.shape[1] % groups == 0 and num_bytes >= groups * LEAST_BYTES))  # fmt: skip
 
     def _started(self, rows: Tensor, send: list[int], receive: list[int]) -> "Transfer":
-        self.group.check()
+        self.ranks.check()
         found, rows = rows.new_empty(sum(receive), rows.shape[1]), rows.contiguous()
-        work = dist.all_to_all_single(found, rows, receive, send, group=self.group.group, async_op=True)
-        self.group.sent_bytes += rows.numel() * rows.element_size()
+        work = dist.all_to_all_single(found, rows, receive, send, group=self.ranks.group, async_op=True)
+        self.ranks.sent_bytes += rows.numel() * rows.element_size()
         return Transfer(found, work)
 
 

@@ -115,16 +115,17 @@ class PartRun(ContextRun):
         pending = self._send(exchange, *pairs) if route.is_needed else []
         context_groups = [[in_groups(tensor, groups, 1) for tensor in tensors] for tensors in (keys, values)]
 
-        def context(group: int) -> dict[str, Any]:
-            context_k, context_v = ([tensor[group] for tensor in tensors] for tensors in context_groups)
+        def context(head_group: int) -> dict[str, Any]:
+            context_k, context_v = ([tensor[head_group] for tensor in tensors] for tensors in context_groups)
             if pending:
                 shapes = [(tensor.shape[1] // groups, tensor.shape[2]) for tensor in (key, value)]
-                received = self._receive(exchange, group, pending[group]).split([heads * size for heads, size in shapes], 1)
+                rows = self._receive(exchange, head_group, pending[head_group])
+                received = rows.split([heads * size for heads, size in shapes], 1)
                 context_k.append(received[0].unflatten(1, shapes[0]))
                 context_v.append(received[1].unflatten(1, shapes[1]))
             return {"context_k": context_k, "context_v": context_v, "context_blocks": blocks, "context_positions": positions}
 
-        return [functools.partial(context, group) for group in range(groups)]
+        return [functools.partial(context, number) for number in range(groups)]
 
     def along_paths(self, name: str, recurrence: Recurrence) -> Tensor:
         if not self._scans:
@@ -180,8 +181,8 @@ class PartRun(ContextRun):
         self._pass(turn)
         return pending
 
-    def _receive(self, exchange: Exchange, group: int, pending: Tensor) -> Tensor:
-        turn, rows = exchange.receive(self.turn, group, pending)
+    def _receive(self, exchange: Exchange, head_group: int, pending: Tensor) -> Tensor:
+        turn, rows = exchange.receive(self.turn, head_group, pending)
         self._pass(turn)
         return rows
 

@@ -28,7 +28,7 @@ at::Tensor index_tensor(const std::vector<int64_t>& values) {
 /// Held by the graph, since a layer that is recomputed exchanges again.
 struct BatchPart::Reads : torch::CustomClassHolder {
   Reads(const KeyReads& keys, const Group& group, at::Device device)
-      : group(group), send(keys.send), receive(keys.receive), most_received(keys.most_received) {
+      : ranks(group), send(keys.send), receive(keys.receive), most_received(keys.most_received) {
     std::vector<at::Tensor> host{index_tensor(keys.order)};
     for (const std::vector<int64_t>& pick : keys.picks) host.push_back(index_tensor(pick));
     picks = upload(host, device);
@@ -43,11 +43,11 @@ struct BatchPart::Reads : torch::CustomClassHolder {
   int64_t head_groups(const at::Tensor& k, const at::Tensor& v) const {
     const int64_t bytes = most_received * k.size(1) * (k.size(2) + v.size(2)) * k.element_size();
     int64_t groups = kMostHeadGroups;
-    while (groups > 1 && (k.size(1) % groups > 0 || bytes < groups * group.bucket_bytes() / 32)) --groups;
+    while (groups > 1 && (k.size(1) % groups > 0 || bytes < groups * ranks.bucket_bytes() / 32)) --groups;
     return groups;
   }
 
-  const Group& group;
+  const Group& ranks;
   std::vector<at::Tensor> picks;  // by source
   at::Tensor order;               // empty: as picked
   std::vector<int64_t> send, receive;
@@ -109,7 +109,7 @@ class SendKeys : public torch::autograd::Function<SendKeys> {
       }
       at::Tensor rows = at::cat(sent);
       if (reads.order.numel() > 0) rows = rows.index_select(0, reads.order);
-      transfers->keys.push_back(reads.group.exchange(rows, reads.send, reads.receive));
+      transfers->keys.push_back(reads.ranks.exchange(rows, reads.send, reads.receive));
     }
     const at::Tensor &k = sources[sources.size() - 2], &v = sources[sources.size() - 1];
     return {k, v, at::zeros({}, k.options())};
@@ -172,7 +172,7 @@ class ReceiveKeys : public torch::autograd::Function<ReceiveKeys> {
     Transfers& transfers = Transfers::of(ctx);
     const Reads& reads = *transfers.reads;
     const at::Tensor rows = at::cat({grads[0].flatten(1), grads[1].flatten(1)}, 1);
-    transfers.gradients.push_back(reads.group.exchange(rows, reads.receive, reads.send));
+    transfers.gradients.push_back(reads.ranks.exchange(rows, reads.receive, reads.send));
     return {at::Tensor(), at::Tensor(), at::zeros({}, rows.options())};
   }
 };
@@ -241,12 +241,12 @@ at::Tensor BatchPart::attention(const at::Tensor& all_q, const at::Tensor& own_k
       context.v[s / 2] = heads[s + 1][group];
     }
     const variable_list received = ReceiveKeys::apply(transfers, group, sent[2]);
-    AttentionContext with_received = context;
-    with_received.k.push_back(received[0]);
-    with_received.v.push_back(received[1]);
+    AttentionContext group_context = context;
+    group_context.k.push_back(received[0]);
+    group_context.v.push_back(received[1]);
     AttentionOptions group_options = options;
     if (options.sinks.defined()) group_options.sinks = divided(options.sinks, 0)[group];
-    results.push_back(tree_attention(q[group], k[group], v[group], tokens, group_options, with_received));
+    results.push_back(tree_attention(q[group], k[group], v[group], tokens, group_options, group_context));
   }
   return groups == 1 ? results[0] : at::cat(results, 1);
 }
