@@ -183,6 +183,28 @@ TEST(LineReader, ReportsTruncatedAndCorruptCompression) {
   }
 }
 
+// One raw block "ab\n" in a zstd frame that asks for a window of 2^log bytes (RFC 8878, section 3.1.1).
+std::string frame_of_window(int log) {
+  std::string frame = "\x28\xB5\x2F\xFD";
+  frame += {'\0', static_cast<char>((log - 10) << 3), (3 << 3) | 1, '\0', '\0'};
+  return frame + "ab\n";
+}
+
+TEST(LineReader, ReadsZstdWithLongWindows) {
+  const ScratchFolder folder;
+  for (const int log : {10, 27, 28, 30}) {
+    write_bytes(folder / "a", frame_of_window(log));
+    EXPECT_EQ(lines_of(folder / "a"), Lines{"ab"}) << log;
+  }
+  write_bytes(folder / "a", frame_of_window(31));
+  const std::string path = folder / "a";
+  EXPECT_EQ(
+      message_of<InputError>([&] { lines_of(folder / "a"); }),
+      fmt::format("{}: expected zstd data with a window of at most 1 GiB (--long=30), received a larger "
+                  "one; try `zstd -d --long=31 {}`",
+                  path, path));
+}
+
 TEST(LineReader, ReportsFilesThatCannotBeRead) {
   const ScratchFolder folder;
   EXPECT_NE(message_of<InputError>([&] { lines_of(folder / "missing"); }).find("missing"), std::string::npos);

@@ -117,8 +117,11 @@ REWRITES = """\
 # Its generation prompt opens a thought that a rendered turn without one does not have.
 UNLOCATABLE = NO_CALLS.replace("'<|im_start|>assistant\n' }}{% endif", "'<|im_start|>assistant\n<think>' }}{% endif")
 
+# Its prompt has none of the messages as the rendered turn writes them.
+PROMPT_APART = "{% if add_generation_prompt %}{{ messages|length }} messages: go on<|im_start|>{% else %}" + NO_CALLS + "{% endif %}"
+
 TEMPLATES = {"native": NATIVE, "no_calls": NO_CALLS, "two_roles": TWO_ROLES, "null_fails": NULL_FAILS,
-             "object_arguments": OBJECT_ARGUMENTS, "rewrites": REWRITES, "unlocatable": UNLOCATABLE}
+             "object_arguments": OBJECT_ARGUMENTS, "rewrites": REWRITES, "unlocatable": UNLOCATABLE, "prompt_apart": PROMPT_APART}
 
 
 def write_model(folder, template):

@@ -9,17 +9,22 @@ import pickle
 import signal
 import subprocess
 import sys
+import tarfile
 from pathlib import Path
 
 import pytest
 import zstandard
 
+from espalier.errors import BadRow, InputError
+from espalier.io import atif
 from espalier.io.__main__ import main
 from espalier.io.formats import FORMATS, Options
 from espalier.io.importing import _rows_of
 from espalier.io.report import Report
 from espalier.io.rules import checked
+from espalier.io.sources import records_of
 from espalier.rows import lines
+from espalier.rows.foreign_files import refuse_folder
 
 PYTHON_FOLDER = Path(__file__).resolve().parents[2] / "python"
 ROW = {"input_ids": [1, 2, 3], "loss_mask": [0, 1, 1]}
@@ -100,8 +105,9 @@ def test_files_without_records(fails):
 
 
 def test_what_has_no_format_is_named_by_its_fields(fails):
-    fails(b'{"question": 1, "answer": 2}\n', "data.jsonl:1: expected a record of traces, samples, verl,",
-          "received a record with `question`, `answer`")
+    fails(b'{"question": 1, "reply": 2}\n', "data.jsonl:1: expected a record of traces, samples, nemo-rl, verl,",
+          "received a record with `question`, `reply`: docs/importing.md lists the fields of each format; rename those of the "
+          "file, for example with `jq -c '{prompt: .FIELD, completion: .OTHER}' FILE > chats.jsonl`")
     fails(b'{"question": 1}\n',
           "expected a record of slime (with `tokens` and `response_length`)",
           flags=["--from", "slime"])
@@ -167,6 +173,112 @@ def test_archives_of_pytorch_are_never_read(fails, tmp_path):
     fails(b"\x92\x01", "token_exports/step_N/rank_R.jsonl", name="rank_0.bin")
 
 
+CHAT = '{"prompt": "a, x", "completion": "b"}\n'
+TABLE = b'prompt,completion\n"a, x",b\n'
+FOREIGN = {  # name of a file: what is in it, what the message says, and the text that its command makes
+    "chats.csv": (TABLE, "a table (CSV) with the columns `prompt`, `completion`"),
+    "chats.txt": (TABLE, "a table (CSV) with the columns `prompt`, `completion`"),
+    "bom.csv": (b"\xef\xbb\xbf" + TABLE.replace(b"\n", b"\r\n"), "a table (CSV) with the columns `prompt`, `completion`"),
+    "chats.tsv": (b"prompt\tcompletion\na, x\tb\n", "a table (CSV) with the columns `prompt`, `completion`"),
+    "semicolons.csv": (b"prompt;completion\na, x;b\n", "a table (CSV) with the columns `prompt`, `completion`"),
+    "chats.csv.gz": (gzip.compress(TABLE), "a table (CSV) with the columns `prompt`, `completion`"),
+    "a name": (zstandard.compress(TABLE), "a table (CSV) with the columns `prompt`, `completion`"),
+    "mark of UTF-16": (CHAT.encode("utf-16"), "UTF-16;"),
+    "UTF-16, little": (CHAT.encode("utf-16-le"), "UTF-16LE;"),
+    "UTF-16, big": (CHAT.encode("utf-16-be"), "UTF-16BE;"),
+    "mark of UTF-32": (CHAT.encode("utf-32"), "UTF-32;"),
+    "UTF-32, little": (CHAT.encode("utf-32-le"), "UTF-32LE;"),
+    "UTF-32, big": (CHAT.encode("utf-32-be"), "UTF-32BE;"),
+    "UTF-16.jsonl.gz": (gzip.compress(CHAT.encode("utf-16")), "UTF-16;"),
+    "UTF-16.jsonl.zst": (zstandard.compress(CHAT.encode("utf-16")), "UTF-16;"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", FOREIGN)
+def test_tables_and_encodings_are_named_with_a_command_that_works(fails, tmp_path, name):
+    pytest.importorskip("pandas")
+    data, described = FOREIGN[name]
+    message = fails(data, f"received {described}", "try `", name=name)
+    command = message.split("try `")[1].removesuffix("`")
+    subprocess.run(command.replace("python3", sys.executable, 1), shell=True, check=True, cwd=tmp_path)
+    assert json.loads((tmp_path / "chats.jsonl").read_text()) == json.loads(CHAT)
+
+
+def test_texts_that_are_no_tables(fails):
+    for data in (b"Hello, world\nHow, are you\n", b"prompt,completion\n{}\n", b"prompt\na\n", b'"a"\n"b"\n', b"\0a,b\nc,d\n"):
+        assert "(CSV)" not in fails(data, "data.txt:1: field `<line>`: expected one JSON object", name="data.txt")
+    for name in ("data.csv", "data.csv.jsonl"):  # the content counts
+        assert "data.csv" in fails(b'{"a,b": 1}\n', "a record with `a,b`", name=name)
+
+
+@pytest.mark.parametrize("mode", ["", "gz"])
+def test_archives_of_tar_are_named_with_a_command_that_works(fails, tmp_path, mode):
+    (tmp_path / "inside.jsonl").write_bytes(LINE)
+    with tarfile.open(tmp_path / "made.tar", f"w:{mode}") as archive:
+        archive.add(tmp_path / "inside.jsonl", "inside.jsonl")
+    (tmp_path / "inside.jsonl").unlink()
+    message = fails((tmp_path / "made.tar").read_bytes(), "received a tar archive; unpack it with `tar -xf ", name="data.tar")
+    subprocess.run(message.split("`")[1], shell=True, check=True, cwd=tmp_path)
+    assert (tmp_path / "inside.jsonl").read_bytes() == LINE
+
+
+def refused_folder(folder):
+    with pytest.raises(InputError) as refused:
+        refuse_folder(folder)
+    assert str(refused.value).startswith(f"{folder}: expected a file, received a folder")
+    return str(refused.value)
+
+
+def test_folders_of_datasets_are_named_with_a_command_that_works(tmp_path):
+    datasets = pytest.importorskip("datasets")
+    data = datasets.Dataset.from_list([ROW])
+    data.save_to_disk(tmp_path / "one")
+    datasets.DatasetDict({"test": data, "train": data}).save_to_disk(tmp_path / "two splits")
+    for folder, splits in (("one", "save_to_disk;"), ("two splits", "save_to_disk with the splits train, test;")):
+        message = refused_folder(tmp_path / folder)
+        assert splits in message
+        command = message.split("`")[1].replace("python3", sys.executable, 1)
+        subprocess.run(command, shell=True, check=True, cwd=tmp_path, capture_output=True)
+        assert [record for _, record in records_of(tmp_path / "rows.parquet", 1, lambda fraction: None)] == [ROW]
+        (tmp_path / "rows.parquet").unlink()
+
+
+@pytest.mark.parametrize("file, expected", [
+    ("a.parquet", "pass its files, as in `espalier import {}/*.parquet -o rows.jsonl`"),
+    ("data/a.parquet", "pass its files, as in `espalier import {}/*/*.parquet -o rows.jsonl`"),
+    ("a.jsonl.zst", "pass its files, as in `espalier import {}/*.jsonl.zst -o rows.jsonl`"),
+    ("a.json", "pass its files, as in `espalier import {}/*.json -o rows.jsonl`"),
+    ("config.json", "with a model, which belongs to --model; name files of rows or chats"),
+    ("notes.txt", "received a folder without files of rows or chats")])
+def test_other_folders_are_named_by_what_is_in_them(tmp_path, file, expected):
+    (tmp_path / file).parent.mkdir(exist_ok=True)
+    (tmp_path / file).touch()
+    (tmp_path / "README.md").touch()
+    assert expected.format(tmp_path) in refused_folder(tmp_path)
+
+
+def zstd_frame(log):
+    """A frame that asks for a window of 2**log bytes (RFC 8878, section 3.1.1), with LINE in it."""
+    block = (len(LINE) << 3) | 1
+    return b"\x28\xb5\x2f\xfd\0" + bytes([(log - 10) << 3]) + block.to_bytes(3, "little") + LINE
+
+
+def test_zstd_with_long_windows(tmp_path, fails):
+    path, output = tmp_path / "data.jsonl.zst", tmp_path / "rows.jsonl"
+    for log in (27, 28, 30):
+        path.write_bytes(zstd_frame(10) + zstd_frame(log))
+        assert main(["import", str(path), "-o", str(output)]) == 0
+        assert len(output.read_bytes().splitlines()) == 2
+    parameters = zstandard.ZstdCompressionParameters(window_log=28, enable_ldm=True)
+    with open(path, "wb") as file, zstandard.ZstdCompressor(compression_params=parameters).stream_writer(file) as stream:
+        stream.write(LINE)
+    assert main(["import", str(path), "-o", str(output)]) == 0
+    message = fails(zstd_frame(10) + zstd_frame(31), "of at most 1 GiB (--long=30)", "`zstd -d --long=31 ", name="a b.zst")
+    assert "damaged" not in message
+    subprocess.run(message.split("`")[1], shell=True, check=True, cwd=tmp_path)
+    assert (tmp_path / "a b").read_bytes() == LINE * 2
+
+
 @pytest.mark.parametrize("compress", [gzip.compress, zstandard.compress])
 def test_compressed_files_that_end_too_early(fails, compress):
     packed = compress(b"".join(
@@ -215,8 +327,34 @@ BAD_ROWS = {
                         "loss_mask": [0, 2]}, "field `loss_mask`: expected 0, 1, true or false, received 2 at index 1"),
     "masks that differ": ({**ROW, "response_mask": [0, 1, 0]},
                           "field `response_mask`: expected the same values as the other name of `loss_mask`"),
-    "padding": ({**ROW, "attention_mask": [1, 1, 0]},
-                "field `attention_mask`: expected rows without padding, received zeros"),
+    "padding between tokens": ({**ROW, "attention_mask": [1, 0, 1]},
+                               "field `attention_mask`: expected padding at the ends only, received a 0 at index 1, between "
+                               "others"),
+    "padding alone": ({**ROW, "attention_mask": [0, 0, 0], "seq_lengths": [2, 1]},
+                      "field `input_ids`: expected at least one token id"),
+    "a mask of other values": ({**ROW, "attention_mask": [1, 1, 2.5]},
+                               "field `attention_mask`: expected 0, 1 or numbers of documents, received 2.5 at index 2"),
+    "a mask of some tokens": ({**ROW, "attention_mask": [1, 1]}, "field `attention_mask`: expected 3 entries"),
+    "documents of other numbers of tokens": ({**ROW, "seq_lengths": [2, 2]},
+                                             "field `seq_lengths`: expected the lengths of documents of 3 tokens together, "
+                                             "received [2, 2]"),
+    "a length below 0": ({**ROW, "seq_lengths": [4, -1]}, "field `seq_lengths`: expected the lengths of documents"),
+    "ends that fall": ({**ROW, "cu_seq_lens_q": [0, 2, 1, 3]},
+                       "field `cu_seq_lens_q`: expected 0 and the ends of documents of 3 tokens together"),
+    "documents that differ": ({**ROW, "seq_lengths": [2, 1], "position_ids": [0, 0, 1]},
+                              "field `position_ids`: expected the documents of `seq_lengths`, which begin at [0, 2], received "
+                              "others, at [0, 1]"),
+    "a document and two": ({**ROW, "seq_lengths": [3], "attention_mask": [1, 2, 2]},
+                           "field `seq_lengths`: expected the documents of `attention_mask`"),
+    "documents in any order": ({**ROW, "seq_idx": [1, 0, 1]},
+                               "field `seq_idx`: expected numbers of documents that rise, received 0 after 1 at index 1"),
+    "a reward of two documents": ({**ROW, "seq_lengths": [2, 1], "reward": 1},
+                                  "field `reward`: expected rows of one document, since this field cannot be divided: write "
+                                  "each document as a row, received 2 documents"),
+    "a pair of two documents": ({**ROW, "seq_lengths": [2, 1], "pair_id": 1, "chosen": True},
+                                "field `pair_id`: expected rows of one document"),
+    "routes of some tokens of documents": ({**ROW, "seq_lengths": [2, 1], "routed_experts": [[1], [2]]},
+                                           "field `routed_experts`: expected 3 entries"),
     "a reward that is text": ({**ROW, "reward": "high"}, 'field `reward`: expected a finite number, received "high"'),
     "an infinite reward": (b'{"input_ids": [1, 2], "reward": Infinity}',
                            "field `reward`: expected a finite number, received Infinity"),
@@ -341,6 +479,8 @@ RECORDS = {
              "advantages": [1.0], "reference_logprobs": [-2.0], "loss_weights": {"rl": [0.0, 2.0]}}]}]},
     "samples": {"token_ids": [1, 2], "mask": [False, True], "logprobs": [0.0, -1.0], "temperatures": [1.0, 1.0],
                 "advantages": [0.0, 1.0], "rl_weights": [1.0, 0.5], "routed_experts": [[[0, 1]], [[2, 3]]]},
+    "nemo-rl": {"token_ids": [[1, 2, 0]], "input_lengths": [2], "token_loss_mask": [[0, 1, 0]], "sample_loss_mask": [0.5],
+                "generation_logprobs": [[0.0, -1.0, 0.0]], "advantages": [[0.0, 1.0, 0.0]], "rewards": [1.0], "idx": 0},
     "verl": {"prompts": [[0, 1]], "responses": [[2, 3]], "attention_mask": [[0, 1, 1, 1]], "response_mask": [[1, 1]],
              "rollout_log_probs": [[-1.0, -2.0]], "rm_scores": [[0.0, 1.0]], "uid": ["u"],
              "routed_experts": [[[[0, 0]], [[1, 2]], [[1, 2]], [[0, 0]]]]},
@@ -356,7 +496,9 @@ RECORDS = {
     "trl": {"prompt_ids": [1], "completion_ids": [2], "completion_mask": [1], "logprobs": [-1.0], "advantages": 1.0},
     "atif": {"schema_version": "ATIF-v1.7", "session_id": "s", "steps": [
         {"source": "agent", "metrics": {"prompt_token_ids": [1], "completion_token_ids": [2], "logprobs": [-1.0]}}]},
-    "rows": {**ROW, "logprobs": [None, -1.0, -2.0], "labels": [-100, 2, 3], "reward": 1, "routed_experts": [[0]] * 3}}
+    "rows": {**ROW, "logprobs": [None, -1.0, -2.0], "labels": [-100, 2, 3], "reward": 1, "routed_experts": [[0]] * 3,
+             "attention_mask": [1, 1, 1], "position_ids": [0, 1, 2], "seq_lengths": [3], "cu_seqlens": [0, 3],
+             "seq_idx": [0, 0, 0]}}
 JUNK = [None, True, 0, -1, 2**40, 1.5, -0.5, float("nan"), 10**400, "", "a", "\ud800", [], [None], [[1]], {}, {"a": 1}]
 
 
@@ -393,3 +535,51 @@ def test_whatever_stands_in_a_field_gives_sound_rows_or_a_bad_row(name):
                 holder[path[-1]] = junk
             refused += attempt(record)
     assert refused > 20
+
+
+TRAJECTORY = {
+    "schema_version": "ATIF-v1.7", "session_id": "s", "agent": {"tool_definitions": [{"type": "function"}]}, "steps": [
+        {"source": "user", "message": [{"type": "text", "text": "a"}]},
+        {"source": "agent", "message": "b", "reasoning_content": "c", "is_copied_context": False, "llm_call_count": 1,
+         "tool_calls": [{"tool_call_id": "i", "function_name": "f", "arguments": {}}],
+         "observation": {"results": [{"source_call_id": "i", "content": "d"}]}}]}  # fmt: skip
+
+
+def test_whatever_stands_in_a_trajectory_of_text_gives_a_chat_or_a_bad_row():
+    refused = 0
+    for path in list(places(TRAJECTORY)):
+        for junk in JUNK:
+            record = copy.deepcopy(TRAJECTORY)
+            holder = record
+            for key in path[:-1]:
+                holder = holder[key]
+            holder[path[-1]] = junk
+            atif.has_token_ids(record)
+            try:
+                assert isinstance(atif.chat_of(record)["messages"], list)
+            except BadRow:
+                refused += 1
+    assert refused > 100
+
+
+@pytest.mark.parametrize("step, expected", [
+    ("text", 'field `steps[0]`: expected an object, received "text"'),
+    ({"source": "judge"}, 'field `steps[0].source`: expected system, user or agent, received "judge"'),
+    ({"source": "agent", "message": 5}, "field `steps[0].message`: expected a text, null or a list of parts, received 5"),
+    ({"source": "agent", "tool_calls": "x"}, 'field `steps[0].tool_calls`: expected a list of objects, received "x"'),
+    ({"source": "agent", "tool_calls": [{"function_name": "f", "arguments": 1}]},
+     "field `steps[0].tool_calls[0].arguments`: expected an object, received 1"),
+    ({"source": "agent", "observation": []}, "field `steps[0].observation`: expected an object, received []"),
+    ({"source": "agent", "observation": {"results": ["x"]}},
+     'field `steps[0].observation.results[0]`: expected an object, received "x"'),
+    ({"source": "agent", "observation": {"results": [{"content": {}}]}},
+     "field `steps[0].observation.results[0].content`: expected a text, null or a list of parts, received {}"),
+    ({"source": "agent", "is_copied_context": "no"},
+     'field `steps[0].is_copied_context`: expected true or false, received "no"')])
+def test_what_is_wrong_with_a_trajectory_of_text_is_named(fails, models, tmp_path, step, expected):
+    record = json.dumps({**TRAJECTORY, "steps": [step]}).encode() + b"\n"
+    fails(record, f"data.jsonl:1: {expected}", flags=["--model", str(models["native"])])
+    path = tmp_path / "both.jsonl"
+    path.write_bytes(json.dumps(TRAJECTORY).encode() + b"\n" + record)
+    flags = ["--model", str(models["native"]), "--skip-bad-rows"]
+    assert main(["import", str(path), "-o", str(tmp_path / "rows.jsonl"), *flags]) == 0

@@ -7,7 +7,11 @@ import math
 
 import pytest
 
+from espalier.errors import InputError
+from espalier.io import atif
 from espalier.io.__main__ import main
+from espalier.io.fields import Tally
+from espalier.io.formats import format_of
 
 NAN = math.nan
 
@@ -252,6 +256,62 @@ def test_an_atif_trajectory_is_one_row_for_each_run_that_only_grows(imported):
                                  ("s/turn-2", [1, 9, 7], [0, 0, 1])]
 
 
+def test_atif_steps_that_no_model_wrote_here_are_never_trained(imported):
+    """Harbor's RFC 0001, 1.5 and later: copied context, and dispatch without a call of a model."""
+    copied = agent_step(2, [1, 2], [3], [-0.1])
+    later = agent_step(3, [1, 2, 3, 4], [5, 6], [-0.2, -0.3])
+    expected = [{"trajectory_id": "s", "input_ids": [1, 2, 3, 4, 5, 6], "loss_mask": [0, 0, 0, 0, 1, 1],
+                 "logprobs": [None, None, None, None, -0.2, -0.3]}]
+    for mark in ({"is_copied_context": True}, {"llm_call_count": 0}):
+        code, rows, error = imported([TRAJECTORY | {"steps": [STEPS[0], copied | mark, later]}])
+        assert code == 0 and rows == expected
+        assert "import: 1 agent steps without loss: copied from another trajectory (is_copied_context), or written" in error
+    for mark in ({"is_copied_context": False}, {"llm_call_count": 1}, {}):  # control
+        _, (row,), error = imported([TRAJECTORY | {"steps": [STEPS[0], copied | mark, later]}])
+        assert row["loss_mask"] == [0, 0, 1, 0, 1, 1] and "without loss" not in error
+
+
+def test_atif_steps_need_token_ids_of_prompt_and_completion(imported, models, tokenizer):
+    """ATIF 1.3 has completions alone, which are no rows; beside steps that have both they are left out."""
+    alone = {"source": "agent", "message": "b", "metrics": {"completion_token_ids": [5, 6]}}
+    code, (row,), _ = imported([TRAJECTORY | {"steps": [STEPS[0], alone]}], "--model", str(models["native"]))
+    assert code == 0 and tokenizer.decode(row["input_ids"]).endswith("assistant\nb<|im_end|>")
+    code, (row,), error = imported([TRAJECTORY | {"steps": [*STEPS[:2], alone]}])
+    assert code == 0 and row["input_ids"] == [1, 2, 3] and "1 agent steps without token ids left out" in error
+
+
+def test_a_trajectory_has_the_name_of_its_document(imported):
+    _, (row,), _ = imported([TRAJECTORY | {"steps": STEPS[:2], "trajectory_id": "document", "session_id": "run"}])
+    assert row["trajectory_id"] == "document"
+
+
+def test_what_the_chat_of_a_trajectory_has():
+    parts = [{"type": "text", "text": "a"}]
+    schema = {"type": "function", "function": {"name": "f"}}
+    steps = [{"step_id": 1, "source": "user", "message": parts, "timestamp": "t"},
+             {"source": "agent", "message": "old", "is_copied_context": True, "reasoning_content": "why"},
+             {"source": "agent", "message": "", "reasoning_content": None, "llm_call_count": 2,
+              "tool_calls": [{"tool_call_id": "c", "function_name": "f", "arguments": {"x": 1}, "extra": {}},
+                             {"function_name": "g"}],
+              "observation": {"results": [{"source_call_id": "c", "content": parts}, {"subagent_trajectory_ref": []}]}}]
+    record = {"schema_version": "ATIF-v1.7", "session_id": 5, "agent": {"name": "n", "tool_definitions": [schema]},
+              "steps": steps}  # fmt: skip
+    tally = Tally()
+    assert atif.chat_of(record, tally) == {
+        "trajectory_id": 5, "tools": [schema], "messages": [
+            {"role": "user", "content": parts},
+            {"role": "assistant", "content": "old", "reasoning_content": "why", "weight": 0},
+            {"role": "assistant", "content": "", "tool_calls": [
+                {"id": "c", "type": "function", "function": {"name": "f", "arguments": {"x": 1}}},
+                {"id": None, "type": "function", "function": {"name": "g", "arguments": {}}}]},
+            {"role": "tool", "tool_call_id": "c", "content": parts},
+            {"role": "tool", "tool_call_id": None, "content": None}]}  # fmt: skip
+    assert set(tally.ignored()) == {"schema_version", "agent.name", "steps[].step_id", "steps[].timestamp",
+                                    "steps[].tool_calls[].extra",
+                                    "steps[].observation.results[].subagent_trajectory_ref"}  # fmt: skip
+    assert list(tally.notes.values()) == [1]
+
+
 def test_atif_without_token_ids_goes_through_prepare(imported, models, tokenizer):
     calls = {"tool_calls": [{"tool_call_id": "c1", "function_name": "f", "arguments": {"x": 1}}],
              "observation": {"results": [{"source_call_id": "c1", "content": "r"}]}}
@@ -302,7 +362,7 @@ def test_preference_pairs_in_text_are_two_rows(imported, models, tokenizer):
     ]
     assert texts == ["good<|im_end|>", "bad<|im_end|>"] * 2
     code, _, error = imported(pairs, "--model", str(models["native"]), "--per-turn")
-    assert code == 1 and "--per-turn: expected chats, received preference pairs" in error
+    assert code == 1 and "expected a chat (--per-turn), received a preference pair" in error
 
 
 def parquet(folder, records):
@@ -342,6 +402,148 @@ def test_sft_data_of_trl_and_skyrl_are_rows(imported):
             assert imported([record], *flags)[1] == [expected]
     code, _, error = imported([labels | {"labels": [2, 3, -100]}])
     assert code == 1 and "(the next token: give unshifted labels)" in error
+
+
+PACKED = {"input_ids": [1, 2, 3, 4, 5], "labels": [-100, 2, 3, 4, 5]}
+TWO = [{"input_ids": [1, 2, 3], "loss_mask": [0, 1, 1]}, {"input_ids": [4, 5], "loss_mask": [0, 1]}]
+DOCUMENTS = {
+    "seq_lengths": [3, 2], "attention_mask": [1, 1, 1, 2, 2], "position_ids": [0, 1, 2, 0, 1], "seq_idx": [0, 0, 0, 1, 1],
+    "document_ids": [7, 7, 7, 9, 9], "cu_seq_lens_q": [0, 3, 5], "cu_seq_lens_k": [0, 3, 5], "cu_seqlens": [0, 3, 3, 5],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", [*DOCUMENTS, "all of them"])
+def test_packed_rows_become_a_row_for_each_document(imported, name):
+    fields = DOCUMENTS if name == "all of them" else {name: DOCUMENTS[name]}
+    code, rows, error = imported([PACKED | fields])
+    assert code == 0 and rows == TWO and "ignored" not in error
+    assert all(field in error.split("used: ")[1] for field in fields)
+    _, rows, _ = imported([PACKED])  # control
+    assert rows == [{"input_ids": [1, 2, 3, 4, 5], "loss_mask": [0, 1, 1, 1, 1]}]
+
+
+def test_all_lists_of_tokens_are_divided_with_a_packed_row(imported):
+    per_token = {"logprobs": [0, -1, -2, None, -4], "advantages": [0, 1, 2, 3, 4], "ref_log_prob": [0, -5, -6, -7, -8],
+                 "routed_experts": [[0], [1], [2], [3], [4]], "ref_topk_ids": [[], [1], [2], [], [4]],
+                 "ref_topk_logprobs": [[], [-1], [-2], [], [-4]]}  # fmt: skip
+    _, rows, _ = imported([PACKED | per_token | {"seq_lengths": [3, 2], "trajectory_id": "t", "group_id": 1}])
+    assert rows == [
+        {"trajectory_id": "t/document-0", "group_id": "1", **TWO[0], "logprobs": [None, -1, -2], "ref_logprobs": [None, -5, -6],
+         "advantages": [0, 1, 2], "ref_topk_ids": [[], [1], [2]], "ref_topk_logprobs": [[], [-1], [-2]],
+         "routed_experts": [[0], [1], [2]]},
+        {"trajectory_id": "t/document-1", "group_id": "1", **TWO[1], "logprobs": [None, -4], "ref_logprobs": [None, -8],
+         "advantages": [3, 4], "ref_topk_ids": [[], [4]], "ref_topk_logprobs": [[], [-4]], "routed_experts": [[3], [4]]}]
+    _, rows, _ = imported([{"input_ids": [1, 2, 3], "loss_weights": [1, 0.5, 2], "seq_lengths": [1, 2]}])
+    assert [row["loss_weights"] for row in rows] == [[0], [0, 2]]
+
+
+@pytest.mark.parametrize("mask, lengths", [
+    ([0, 0, 1, 1, 1, 2, 2, 0], [3, 2]), ([0, 0, 1, 1, 1, 2, 2, 0], [5, 3]), ([False, False, *[True] * 5, False], [3, 2]),
+    ([0, 0, 1, 1, 1, 1, 1, 0], [1, 4, 2, 1])])  # fmt: skip
+def test_padding_is_cut_at_both_ends(imported, mask, lengths):
+    padded = {"input_ids": [0, 0, 1, 2, 3, 4, 5, 0], "completion_mask": [0, 0, 0, 1, 1, 1, 1, 0], "attention_mask": mask,
+              "labels": [-100, -100, -100, 2, 3, 4, 5, 0]}  # fmt: skip
+    code, rows, error = imported([padded | {"seq_lengths": lengths}])
+    assert code == 0 and rows == TWO and "ignored" not in error
+    plain = [int(bool(value)) for value in mask]
+    reward = {"attention_mask": plain, "reward": 1.0, "position_ids": [0, 0, 0, 1, 2, 3, 4, 0]}
+    code, rows, error = imported([padded | reward])
+    assert code == 0 and "ignored" not in error
+    assert rows == [{"reward": 1.0, "input_ids": [1, 2, 3, 4, 5], "loss_mask": [0, 1, 1, 1, 1]}]
+
+
+def test_fields_that_name_no_documents_do_no_harm(imported):
+    whole = [{"input_ids": [1, 2, 3, 4, 5], "loss_mask": [0, 1, 1, 1, 1], "reward": 1.0}]
+    for fields in ({"attention_mask": [1] * 5}, {"position_ids": [0, 1, 2, 3, 4]}, {"seq_lengths": [5]}, {"seq_idx": [0] * 5}):
+        code, rows, error = imported([PACKED | {"reward": 1.0} | fields])
+        assert code == 0 and "ignored" not in error and rows == whole
+    for fields in ({"position_ids": [3, 4, 5, 6, 7]}, {"position_ids": [[0, 1, 0, 1, 2]]}, {"document_ids": ["a", "b"]},
+                   {"seq_lengths": 5}, {"position_ids": [0, 0, 2, 0, 1]}):  # fmt: skip
+        code, rows, error = imported([PACKED | {"reward": 1.0} | fields])
+        assert code == 0 and f"ignored: {next(iter(fields))}" in error and rows == whole
+
+
+def test_packed_rows_in_parquet_and_safetensors(imported, tmp_path):
+    import numpy as np
+    from safetensors.numpy import save_file
+
+    data = parquet(tmp_path, [PACKED | {"attention_mask": [1, 1, 1, 2, 2]}])
+    assert imported(data, name="rows.parquet")[1] == TWO
+    save_file({"offsets": np.array([0, 5]), "input_ids": np.arange(1, 6, dtype=np.int32),
+               "attention_mask": np.array([1, 1, 1, 2, 2])}, tmp_path / "made.safetensors")  # fmt: skip
+    _, rows, error = imported((tmp_path / "made.safetensors").read_bytes(), name="rows.safetensors")
+    assert rows == [{"input_ids": [1, 2, 3]}, {"input_ids": [4, 5]}] and "ignored" not in error
+
+
+STEP = {"content": "x", "rewards": 1.0, "input_lengths": 3, "token_ids": [1, 2, 3, 0], "token_loss_mask": [0, 0, 1, 0],
+        "sample_loss_mask": 1.0, "advantages": [0, 0, 0.5, 0], "generation_logprobs": [0, 0, -0.5, 0],
+        "prev_logprobs": [0, 0, -0.4, 0], "idx": 0}  # fmt: skip
+STEP_ROW = {"reward": 1.0, "input_ids": [1, 2, 3], "loss_mask": [0, 0, 1], "logprobs": [None, 0, -0.5],
+            "advantages": [0, 0, 0.5]}  # fmt: skip
+
+
+def test_steps_of_nemo_rl(imported):
+    code, rows, error = imported([STEP])
+    assert code == 0 and rows == [STEP_ROW] and "import: nemo-rl: 1 row, 3 tokens, 1 with loss" in error
+    assert error.split("ignored: ")[1].splitlines()[0] == "content, prev_logprobs, idx"
+    # As the trainer writes it: every field is a list of one.
+    assert imported([{name: value if name == "idx" else [value] for name, value in STEP.items()}])[1] == rows
+    batch = {name: value if name == "idx" else [value, value] for name, value in STEP.items()}
+    assert imported([batch], "--from", "nemo-rl")[1] == rows * 2
+    # With dynamic sampling, rewards are those of other samples.
+    assert imported([STEP | {"filtered_rewards": 0.25}])[1] == [STEP_ROW | {"reward": 0.25}]
+    _, rows, _ = imported([STEP | {"rewards": NAN, "generation_logprobs": None, "advantages": -2}])
+    assert rows == [{"advantage": -2, "input_ids": [1, 2, 3], "loss_mask": [0, 0, 1], "logprobs": [None, 0, -0.4]}]
+
+
+def test_samples_of_nemo_rl_without_loss_are_left_out(imported):
+    code, rows, error = imported([STEP | {"sample_loss_mask": 0.0}, STEP])
+    assert code == 0 and rows == [STEP_ROW] and "1 samples left out whose sample_loss_mask is 0" in error
+    _, (row,), _ = imported([STEP | {"sample_loss_mask": 0.5}])
+    assert row["loss_weights"] == [0, 0, 0.5] and "loss_mask" not in row
+    for fields, expected in (({"input_lengths": 5}, "field `input_lengths`: expected a number from 1 to 4"),
+                             ({"input_lengths": 0}, "received 0"), ({"token_loss_mask": [0, 1]}, "expected 4 entries"),
+                             ({"generation_logprobs": [0] * 3}, "field `generation_logprobs`: expected 4 entries"),
+                             ({"sample_loss_mask": "x"}, "field `sample_loss_mask`: expected a finite number")):  # fmt: skip
+        code, _, error = imported([STEP | fields])
+        assert code == 1 and expected in error, error
+
+
+USER = {"role": "user", "content": "a"}
+GOOD, BAD = ({"role": "assistant", "content": text} for text in ("good", "bad"))
+DETECTED = {
+    "prompt-completion": [
+        {"query": "a", "response": "good"}, {"question": "a", "answer": "good"}, {"input": [USER], "output": [GOOD]},
+        {"question": "a", "answer": "good", "id": 4, "source": "x"}],
+    "preference": [
+        {"question": "a", "chosen": "good", "rejected": "bad"}, {"query": "a", "chosen": [GOOD], "rejected": [BAD]},
+        {"instruction": "a", "input": "", "chosen": "good", "rejected": "bad"},
+        {"input": {"messages": [USER]}, "preferred_output": [GOOD], "non_preferred_output": [BAD]},
+        {"question": "a", "answer": "b", "chosen": "good", "rejected": "bad"}],
+    "messages": [
+        {"messages": [USER, GOOD], "rejected_response": "bad"}, {"messages": [USER], "response": "good"},
+        {"messages": [USER, GOOD], "question": "a", "answer": "b"},
+        {"messages": [USER, GOOD], "chosen": None, "rejected": None}],
+    "rows": [{"input_ids": [1, 2], "question": "a", "answer": "b"}, {"input_ids": [1, 2], "query": "a", "response": "b"}],
+    "nemo-rl": [STEP],
+    "samples": [{"token_ids": [1], "mask": [1]}],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", DETECTED)
+def test_formats_are_detected_by_fields(name):
+    for record in DETECTED[name]:
+        assert format_of(record, "here").name == name, record
+        assert format_of(record, "here", "parquet").name == name, record
+
+
+@pytest.mark.parametrize("record, fits", [
+    ({"messages": [USER, GOOD], "chosen": [GOOD], "rejected": [BAD]}, "--from messages or --from preference"),
+    ({"messages": [USER, GOOD], "prompt": "a", "completion": "b"}, "--from messages or --from prompt-completion"),
+    ({"input_ids": [1], "messages": [USER]}, "--from rows or --from messages")])
+def test_records_of_two_formats_ask_for_one(record, fits):
+    with pytest.raises(InputError, match=fits):
+        format_of(record, "here")
 
 
 def test_pairs_of_token_ids(imported):

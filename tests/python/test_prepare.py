@@ -143,8 +143,15 @@ def test_rewritten_history_is_reported_and_every_row_is_a_true_render(prepare, t
     assert turns[2]["input_ids"] == rows[1]["input_ids"]
 
 
+def test_a_thought_that_the_prompt_opens_and_the_turn_lacks_costs_no_loss(prepare, tokenizer, capsys):
+    code, (row,) = prepare("unlocatable", [CALLS])
+    assert code == 0 and "3 turns that the template writes in another way than its generation prompt" in capsys.readouterr().err
+    _, (plain,) = prepare("no_calls", [CALLS])
+    assert row == plain, "the row is the template's rendering of the turns, with loss on all of each"
+
+
 def test_turns_that_cannot_be_located_are_left_out(prepare, capsys):
-    assert prepare("unlocatable", [CALLS]) == (1, None)
+    assert prepare("prompt_apart", [CALLS | {"messages": CALLS["messages"][1:]}]) == (1, None)
     error = capsys.readouterr().err
     assert "3 turns left out" in error and "expected at least one trajectory" in error
 
@@ -243,19 +250,20 @@ BAD_LINES = {
     "truncated": (b'{"messages": [', "field `<line>`: expected one JSON object"),
     "not an object": (b"[1]", "field `<line>`: expected one JSON object, received [1]"),
     "not UTF-8": (b'{"id": "\xff"}', "expected UTF-8, received byte 0xff at column 9"),
-    "nan": (b'{"reward": NaN}', "received NaN"),
+    "infinity": (b'{"messages": [{"role": "assistant", "content": "a"}], "reward": Infinity}',
+                 "field `reward`: expected a finite number, received Infinity"),
     "duplicate key": (b'{"id": 1, "id": 2}', "field `id`: expected each key once"),
     "deep": (b'{"messages": ' + b"[" * 100_000 + b"]" * 100_000 + b"}", "expected JSON of bounded depth"),
     "no messages": ({"messages": []}, "field `messages`: expected a non-empty list of chat messages, received []"),
     "text": ({"text": "x"}, "expected a non-empty list of chat messages, received text (`text`), which has no turns"),
     "rows": ({"input_ids": [1]}, "received token ids, which are rows already: pass them to `espalier train`"),
-    "pair": ({"prompt": "a", "chosen": "b", "rejected": "c"}, "received a preference pair (`chosen`, `rejected`)"),
+    "pair": ({"prompt": "a", "chosen": 1, "rejected": "c"}, "field `chosen`: expected a text, or a list of messages, received 1"),
     "other fields": ({"a": 1}, "received a line without `messages` (its fields: `a`)"),
     "list": (b'[{"messages": []}]', "received the start of a JSON list: write one chat per line with"),
     "several lines": (b"{", "received the start of an object of several lines"),
     "role of ShareGPT": ({"conversations": [{"from": "gtp", "value": "x"}]},
-                         "field `conversations[0].from`: expected one of human, user, gpt"),
-    "half a prompt": ({"prompt": "a", "completion": [ANSWER]}, "field `prompt`: expected two texts, or two lists of messages"),
+                         "field `messages[0].from`: expected one of user, assistant, system"),
+    "half a prompt": ({"prompt": "a", "completion": 3}, "field `completion`: expected a text, or a list of messages, received 3"),
     "no assistant": ({"messages": [USER]}, "expected at least one message with role assistant"),
     "message": ({"messages": [ANSWER, 3]}, "field `messages[1]`: expected an object, received 3"),
     "role": ({"messages": [{"content": "a"}]}, "field `messages[0].role`: expected a non-empty string"),
@@ -316,7 +324,7 @@ def test_other_shapes_of_chats_give_the_same_rows(prepare, shape):
     assert prepare("native", [{**SHAPES[shape], "reward": 2}]) == (0, expected)
 
 
-@pytest.mark.parametrize("head, what", [(b"PAR1", "a Parquet file; try `espalier import --model DIR "), (b"\x80\x04", "a Python pickle; write")])
+@pytest.mark.parametrize("head, what", [(b"ARROW1", "an Arrow file; try `python3 -c "), (b"BZh", "a bzip2 file; try `bzip2 -dc ")])
 def test_files_of_other_formats_are_told_by_their_first_bytes(prepare, tmp_path, capsys, head, what):
     assert prepare("native", [head + b"abc"]) == (1, None)
     assert f"{tmp_path}/chats.jsonl: expected JSON lines, received {what}" in capsys.readouterr().err

@@ -192,18 +192,18 @@ def test_deep_arguments_are_text_where_the_template_takes_text(prepare, tokenize
 
 def test_what_a_row_breaks_inside_the_program_is_a_bad_row(prepare, monkeypatch, capsys):
     """Such as a panic of the tokenizer, which is written in Rust and reports outside of Exception."""
-    import espalier.commands.prepare
+    from espalier.chats import convert
 
     class PanicException(BaseException):
         pass
 
-    def panics(template, messages, tools):
+    def panics(template, messages, *others):
         if messages[0]["content"] == "bad":
             raise PanicException("at the disco\nsecond line")
-        return render(template, messages, tools)
+        return render(template, messages, *others)
 
-    render = espalier.commands.prepare.render
-    monkeypatch.setattr(espalier.commands.prepare, "render", panics)
+    render = convert.render
+    monkeypatch.setattr(convert, "render", panics)
     rows = [CHAT, {"messages": [USER | {"content": "bad"}, ANSWER]}, CHAT]
     assert prepare("native", rows) == (1, None)
     error = capsys.readouterr().err
@@ -391,12 +391,12 @@ def test_what_a_killed_run_left_is_removed_by_the_next_unless_it_is_in_use(model
 
 
 def test_an_error_of_the_program_is_one_line_and_a_traceback_where_asked_for(prepare, monkeypatch, capsys):
-    import espalier.commands.prepare
+    from espalier.chats import prepare as chats
 
     def broken(*arguments):
         raise TypeError("\x1b[31mwhat\nis this")
 
-    monkeypatch.setattr(espalier.commands.prepare, "refuse_useless", broken)
+    monkeypatch.setattr(chats, "_refuse_useless", broken)
     monkeypatch.delenv("ESPALIER_TRACEBACK", raising=False)
     assert prepare("native", [CHAT]) == (1, None)
     error = capsys.readouterr().err

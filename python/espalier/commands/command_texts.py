@@ -8,19 +8,19 @@ import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ..io.arguments import export_parser, import_parser
+from ..io.arguments import export_parser
 from ..launch.arguments import launch_parser
 from ..server.arguments import serve_parser
-from .arguments import argument_parser
+from .arguments import prepare_parser
 from .init import init_parser
 from .logprobs import logprobs_parser
 from .merge import merge_parser
 from .rerun import rerun_parser
 from .sample import sample_parser
 
-PARSERS = {"prepare": argument_parser, "import": import_parser, "export": export_parser, "launch": launch_parser,
-           "serve": serve_parser, "logprobs": logprobs_parser, "merge": merge_parser, "sample": sample_parser,
-           "rerun": rerun_parser, "init": init_parser}  # fmt: skip
+PARSERS = {"prepare": prepare_parser, "import": lambda: prepare_parser("import"), "export": export_parser,
+           "launch": launch_parser, "serve": serve_parser, "logprobs": logprobs_parser, "merge": merge_parser,
+           "sample": sample_parser, "rerun": rerun_parser, "init": init_parser}  # fmt: skip
 
 
 @dataclass

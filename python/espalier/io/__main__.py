@@ -10,18 +10,18 @@ if __name__ == "__main__" and INTERRUPT_RAISES:
 
 import sys
 
+from ..commands import prepare
 from ..commands.command import run_command
-from .arguments import parse_export, parse_import
+from .arguments import parse_export
 from .exporting import run_export
-from .importing import run_import
-
-COMMANDS = {"import": (parse_import, run_import), "export": (parse_export, run_export)}
 
 
 def main(argv):
     """Runs the command named by the first word and returns its exit code; wrong arguments raise SystemExit."""
-    parse, run = COMMANDS[argv[0]]
-    return run_command(argv[0], lambda: run(parse(argv[1:])))
+    name, *words = argv
+    if name == "import":
+        return prepare.main(words, name)
+    return run_command(name, lambda: run_export(parse_export(words)))
 
 
 if __name__ == "__main__":

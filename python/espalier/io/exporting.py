@@ -47,12 +47,13 @@ def _rows(arguments, report):
                 try:
                     if isinstance(record, BadRow):
                         raise record
-                    row, = plain_rows.rows(Fields(record, report.tally))
+                    rows = list(plain_rows.rows(Fields(record, report.tally)))
                 except BadRow as error:
                     report.bad(f"{where}: {error}", arguments.skip_bad_rows)
                     continue
-                report.count(row)
-                yield row
+                for row in rows:
+                    report.count(row)
+                    yield row
 
 
 def _to_traces(rows, writer):

@@ -8,7 +8,7 @@ list those that it ignored.
 from collections import Counter
 from dataclasses import dataclass, field
 
-from ..commands.chats import shown
+from ..rows.json_lines import is_text, shown
 from ..errors import BadRow
 
 
@@ -141,3 +141,27 @@ class Fields:
             raise BadRow(self._prefix + name, "a list of objects", shown(items) if items is None or isinstance(
                 items, (str, int, float, dict)) else f"a {type(items).__name__}")
         return [Fields(item, self._tally, f"{self._prefix}{name}[].") for item in items]
+
+
+def scalar_text(value, name):
+    """A name or an id as text; raises BadRow."""
+    if isinstance(value, str) and value:
+        if not is_text(value):
+            raise BadRow(name, "text in UTF-8", "an unpaired surrogate")
+        return value
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        return str(value)
+    raise BadRow(name, "a non-empty string or a number", shown(value))
+
+
+def scalar_at(fields, path):
+    """The text or number at a dotted path, as text. A key that contains dots itself is tried first. Raises BadRow."""
+    if path in fields:
+        return scalar_text(fields.get(path), path)
+    first, *keys = path.split(".")
+    value = fields.get(first)
+    for key in keys:
+        value = value.get(key) if isinstance(value, dict) else None
+    if value is None:
+        raise BadRow(path, "a string or a number to group by", "no such field")
+    return scalar_text(value, path)

@@ -4,8 +4,9 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from ..chats.shapes import is_preference, is_prompt_completion, is_sharegpt
 from ..errors import InputError
-from . import areal, atif, plain_rows, samples, skyrl, slime, tinker, traces, trl, verl
+from . import areal, atif, nemo_rl, plain_rows, samples, skyrl, slime, tinker, traces, trl, verl
 
 
 @dataclass(frozen=True)
@@ -22,31 +23,20 @@ class Format:
 @dataclass(frozen=True)
 class Options:
     """How records are read. loss_weights: the stream of weights to use; None: the only one. turn_rewards: sum per-token
-    rewards over turns."""
+    rewards over turns. group_by: the field that becomes group_id."""
 
     loss_weights: str | None = None
     shared_targets: str = "once"
     include_failed: bool = False
     per_turn: bool = False
     turn_rewards: bool = False
-
-
-def _is_sharegpt(record):
-    return isinstance(record.get("conversations", record.get("conversation")), list)
-
-
-def _is_prompt_completion(record):
-    return ("prompt" in record and any(name in record for name in ("completion", "response", "answer"))) or (
-        "instruction" in record and "output" in record)
-
-
-def _is_preference(record):
-    return "chosen" in record and "rejected" in record and not isinstance(record["chosen"], bool)
+    group_by: str | None = None
 
 
 FORMATS = {entry.name: entry for entry in (
     Format("traces", "`traces` or `nodes`", traces.is_episode, traces.rows),
     Format("samples", "`token_ids` and `mask` or `loss_mask`", samples.is_sample, samples.rows),
+    Format("nemo-rl", "`token_ids` and `token_loss_mask`", nemo_rl.is_sample, nemo_rl.rows),
     Format("verl", "`responses` and `attention_mask`", verl.is_batch, verl.rows),
     Format("skyrl", "`prompt_token_ids` and `response_ids`", skyrl.is_output, skyrl.rows),
     Format("areal", "`input_ids`, `loss_mask` and `versions`", areal.is_batch, areal.rows),
@@ -55,10 +45,10 @@ FORMATS = {entry.name: entry for entry in (
     Format("trl", "`prompt_ids` and `completion_ids` or `chosen_ids`", trl.is_tokenised, trl.rows),
     Format("atif", "`schema_version` ATIF and `steps`", atif.is_trajectory, atif.rows),
     Format("rows", "`input_ids`", plain_rows.is_row, plain_rows.rows),
-    Format("messages", "`messages`", lambda record: "messages" in record, None),
-    Format("sharegpt", "`conversations`", _is_sharegpt, None),
-    Format("prompt-completion", "`prompt` and `completion`", _is_prompt_completion, None),
-    Format("preference", "`chosen` and `rejected`", _is_preference, None),
+    Format("messages", "`messages`", lambda record: record.get("messages") is not None, None),
+    Format("sharegpt", "`conversations`", is_sharegpt, None),
+    Format("prompt-completion", "`prompt` and `completion`", is_prompt_completion, None),
+    Format("preference", "`chosen` and `rejected`", is_preference, None),
 )}
 # Other values of --from: a library or file type that comprises several formats.
 FAMILIES = {"trl": ("trl", "rows", "messages", "prompt-completion", "preference"), "parquet": tuple(FORMATS),
@@ -66,6 +56,8 @@ FAMILIES = {"trl": ("trl", "rows", "messages", "prompt-completion", "preference"
 NAMES = (*FORMATS, "parquet")
 # Records of the first format also match the second.
 _INCLUDES = {"areal": "rows", "verl": "rows"}
+# Texts under other names, as `question` and `answer`, often stand beside what a record is about.
+_CERTAIN = ({"instruction", "output"}, *({"prompt", name} for name in ("completion", "response", "answer")))
 
 
 def format_of(record, where, wanted=None):
@@ -73,6 +65,8 @@ def format_of(record, where, wanted=None):
     candidates = FAMILIES.get(wanted, (wanted,) if wanted else tuple(FORMATS))
     found = [name for name in candidates if FORMATS[name].matches(record)]
     found = [name for name in found if name not in [_INCLUDES.get(other) for other in found]]
+    if len(found) > 1 and not any(names <= record.keys() for names in _CERTAIN):
+        found = [name for name in found if name != "prompt-completion"]
     if found and (len(found) == 1 or wanted in ("trl", "skyrl")):
         return FORMATS[found[0]]  # token ids come first in a family: they are exact
     if found:
@@ -96,5 +90,8 @@ def _described(record):
                 "cannot be made of them exactly; pass the batch to espalier.io.from_verl in the trainer instead")
     if "text" in names:
         return "text (`text`), which has no turns: docs/data-format.md says how to encode it"
+    if not names:
+        return "an empty object"
     shown = ", ".join(f"`{name}`" for name in names[:8])
-    return f"a record with {shown}{', ...' if len(names) > 8 else ''}" if names else "an empty object"
+    return (f"a record with {shown}{', ...' if len(names) > 8 else ''}: docs/importing.md lists the fields of each format; "
+            "rename those of the file, for example with `jq -c '{prompt: .FIELD, completion: .OTHER}' FILE > chats.jsonl`")

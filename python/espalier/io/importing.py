@@ -1,16 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`espalier import`: converts rollouts of other programs to rows."""
+"""Rollouts of other programs, which have token ids, as rows."""
 
-import json
-from functools import partial
 from pathlib import Path
 
 from ..commands.console import clipped, say
 from ..commands.progress import Progress
 from ..errors import BadRow, InputError
 from ..rows.writer import row_writer
-from . import atif, preference, trl
-from .fields import Fields
+from . import atif, trl
+from .fields import Fields, scalar_at
 from .formats import FORMATS, Format, Options, format_of
 from .report import Report, files_named
 from .sources import is_parquet, records_of
@@ -19,28 +17,20 @@ ROUNDED = ("log-probabilities have at most 4 decimals: rounding changes ratios o
            "unchanged policy has ratios near 1, not exactly 1")
 
 
-def run_import(arguments):
-    """Reads all files and writes all rows. Raises InputError."""
-    kinds = {path: _kind(path, arguments) for path in arguments.files}
-    given = [kind for kind in kinds.values() if kind is not None]
-    is_text = [kind.rows is None for kind in given]
-    if any(is_text):
-        if not all(is_text):
-            described = ", ".join(f"{path} ({kind.name})" for path, kind in kinds.items() if kind)
-            raise InputError(f"expected files of token ids or files of text, received both: {described}")
-        _prepare(arguments, kinds)
-        return
+def import_tokens(arguments, kinds, name):
+    """Writes the rows of files of token ids. kinds: {file: its format, or None without records}. `name`: of the command. Raises
+    InputError."""
     report = Report()
     with row_writer(arguments.output) as writer:
-        _write_rows(writer, kinds, arguments, report)
-        _refuse_useless(arguments, report)
-    _tell(report)
-    kind_names = ", ".join(dict.fromkeys(kind.name for kind in given))
-    say(f"import: {kind_names}: {report.summary()}")
-    say(f"import: wrote {arguments.output}")
+        _write_rows(writer, kinds, arguments, name, report)
+        _refuse_useless(arguments, name, report)
+    _tell(name, report)
+    kind_names = ", ".join(dict.fromkeys(kind.name for kind in kinds.values() if kind))
+    say(f"{name}: {kind_names}: {report.summary()}")
+    say(f"{name}: wrote {arguments.output}")
 
 
-def _kind(path, arguments):
+def kind_of_file(path, arguments):
     """The format of a file, by its first valid record; None for a file without records."""
     if arguments.format == "parquet" and not is_parquet(path):
         raise InputError(f"{path}: expected a Parquet file, received another; --from names the format of its records")
@@ -64,10 +54,10 @@ def _kind(path, arguments):
 TEXT_ATIF = Format("atif", FORMATS["atif"].fields, atif.is_trajectory, None)  # without token ids
 
 
-def _write_rows(writer, kinds, arguments, report):
+def _write_rows(writer, kinds, arguments, name, report):
     options = Options(arguments.loss_weights, arguments.shared_targets, arguments.include_failed, arguments.per_turn,
-                      arguments.turn_rewards)
-    with Progress("import") as progress:
+                      arguments.turn_rewards, arguments.group_by)
+    with Progress(name) as progress:
         for number, path in enumerate(arguments.files):
             kind = kinds[path]
 
@@ -79,6 +69,9 @@ def _write_rows(writer, kinds, arguments, report):
                 for row in _rows_of(where, record, kind, options, arguments.skip_bad_rows, report):
                     if arguments.limit and report.rows >= arguments.limit:
                         return
+                    if arguments.max_tokens and len(row["input_ids"]) > arguments.max_tokens:
+                        report.tally.notes["rows dropped by --max-tokens"] += 1
+                        continue
                     writer.add(row)
                     report.count(row)
                     if kind.name == "traces":
@@ -93,9 +86,9 @@ def _rows_of(where, record, kind, options, skip, report):
         if not kind.matches(record):
             raise BadRow("<record>", f"a record of {kind.name} (with {kind.fields}) like the first record", "one without")
         fields = Fields(record, report.tally)
-        if kind.name == "trl":
-            return list(trl.rows(fields, options, Path(where).name))
-        return list(kind.rows(fields, options))
+        group = {} if options.group_by is None else {"group_id": scalar_at(fields, options.group_by)}
+        rows = trl.rows(fields, options, Path(where).name) if kind.name == "trl" else kind.rows(fields, options)
+        return [row | group for row in rows]
     except BadRow as error:
         report.bad(f"{where}: {error}", skip)
     except (RecursionError, OverflowError, TypeError, ValueError, AttributeError) as error:
@@ -104,63 +97,19 @@ def _rows_of(where, record, kind, options, skip, report):
     return []
 
 
-def _tell(report):
+def _tell(name, report):
     for line in report.notes():
-        say(f"import: {line}")
+        say(f"{name}: {line}")
     if report.tally.decimals == 4:
-        say(f"import: warning: {ROUNDED}")
+        say(f"{name}: warning: {ROUNDED}")
 
 
-def _refuse_useless(arguments, report):
+def _refuse_useless(arguments, name, report):
     """Raises InputError if there is nothing to train on."""
     if report.rows and report.loss_tokens:
         return
-    _tell(report)
+    _tell(name, report)
     files = files_named(arguments.files)
     if not report.rows:
         raise InputError(f"{files}: expected at least one row, received none")
     raise InputError(f"{files}: expected tokens with loss, received {report.rows:,} rows without any")
-
-
-def _prepare(arguments, kinds):
-    """Passes text to `espalier prepare`."""
-    from ..commands import prepare
-    from ..commands.arguments import parse_arguments
-
-    if arguments.model is None:
-        path, kind = next((path, kind) for path, kind in kinds.items() if kind)
-        raise InputError(
-            f"{path}: expected --model DIR, whose tokenizer and chat template convert text ({kind.name}) to tokens, "
-            "received none")
-    if arguments.per_turn and any(kind.name == "preference" for kind in kinds.values() if kind):
-        raise InputError("--per-turn: expected chats, received preference pairs, which cannot be split into turns")
-    words = [
-        "--model",
-        str(arguments.model), "-o",
-        str(arguments.output), "--max-row-bytes",
-        str(arguments.max_row_bytes)
-    ]
-    words += ["--per-turn"] * arguments.per_turn + ["--skip-bad-rows"] * arguments.skip_bad_rows
-    if arguments.limit:  # a pair is two conversations
-        pairs = any(kind.name == "preference" for kind in kinds.values() if kind)
-        words += ["--limit", str(arguments.limit * (1 + pairs))]
-    prepare.run(parse_arguments([*words, "--", *map(str, arguments.files)]), partial(_chats, kinds, prepare.Names()))
-
-
-def _chats(kinds, names, path, most_bytes, tick):
-    """Yields (where, chat as bytes of JSON, or BadRow). names: of pairs, over all files."""
-    kind = kinds[path]
-    for where, record in records_of(path, most_bytes, tick):
-        try:
-            if isinstance(record, BadRow):
-                raise record
-            chats = [record]
-            if kind.name == "atif":
-                chats = [atif.chat_of(record)]
-            elif kind.name == "preference":
-                chats = preference.chats_of(record, Path(where).name, names)
-        except BadRow as error:
-            yield where, error
-            continue
-        for chat in chats:
-            yield where, json.dumps(chat).encode()

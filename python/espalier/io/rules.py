@@ -7,7 +7,7 @@ A log-probability that is missing or not finite becomes null if the token carrie
 
 import math
 
-from ..commands.chats import is_text, shown
+from ..rows.json_lines import is_text, shown
 from ..errors import BadRow
 
 LOGPROB_SLACK = 1e-3  # like the reader: how far rounding may put a log-probability above 0

@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from functools import partial
 from typing import Any
 
-from ..commands.chats import shown
+from ..rows.json_lines import shown
 from ..errors import BadRow
 from .parts import converted, joined, refuse_images, routes_with_last
 from .rules import checked, token_ids

@@ -1,15 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
 """Reads records of files: JSON lines (plain, gzip, zstd), one JSON document, Parquet, and packed rows. Refuses files
-that could run code when they are read, such as pickles."""
+that could run code when they are read, such as pickles.
+
+A file is read in chunks, which can be pickled: another process can decode what this one has read.
+
+    for chunk in chunks_of(path, most_bytes, tick):
+        for where, record in chunk.records():
+"""
 
 import itertools
 import json
-import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
 
-from ..commands.chats import object_without_duplicates, parse_line
 from ..commands.console import clipped
 from ..errors import BadRow, InputError
+from ..rows.json_lines import object_without_duplicates, parse_line
 from ..rows.lines import lines_of
+from .arrow import CHUNK_BYTES, ROWS, chunks_of_parquet
+from .documents import TOKEN_LISTS
 from .plain_rows import KNOWN_NAMES
 
 PICKLES = (".pkl", ".pickle", ".pt", ".pth", ".ckpt", ".bin")
@@ -18,22 +28,56 @@ CONVERTERS = (
     "to a converter of espalier.io (from_verl, from_skyrl, from_areal, from_slime, from_tinker, from_trl) and the rows "
     "to espalier.io.write_rows")
 TEXTS = ("trajectory_id", "group_id", "pair_id")
-PARQUET_ROWS = 64  # read per batch
-NUMBERS = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 
 
-def records_of(path, most_bytes, tick):
-    """Yields (where, record or BadRow) for each record of a file. Calls tick(fraction of the file read so far)."""
+@dataclass
+class LineChunk:
+    """Consecutive lines of JSON that are not parsed yet; None is a line of more than most_bytes."""
+
+    lines: list[tuple[str, bytes | None]]
+    most_bytes: int
+
+    def records(self) -> Iterator[tuple[str, dict[str, Any] | BadRow]]:
+        """Yields (where, record or BadRow)."""
+        for where, line in self.lines:
+            try:
+                if line is None:
+                    raise BadRow("<line>", f"at most {self.most_bytes} bytes (--max-row-bytes)", "more")
+                yield where, parse_line(line, where)
+            except BadRow as error:
+                yield where, error
+
+
+@dataclass
+class RecordChunk:
+    """Records of a file that is parsed as a whole."""
+
+    items: list[tuple[str, dict[str, Any]]]
+
+    def records(self) -> Iterator[tuple[str, dict[str, Any] | BadRow]]:
+        """Yields (where, record)."""
+        yield from self.items
+
+
+def chunks_of(path, most_bytes, tick):
+    """Yields the records of a file in chunks. Calls tick(fraction of the file read so far)."""
     with open(path, "rb") as file:
         head = file.read(16)
     refuse_pickle(path, head)
     if head.startswith(b"PAR1"):
-        yield from _parquet(path, tick)
+        yield from chunks_of_parquet(path, tick)
     elif path.suffix == ".safetensors":
-        yield from _packed(path, tick)
+        yield from _record_chunks(_packed(path, tick))
+    elif (document := _document(path, most_bytes)) is not None:
+        yield from _record_chunks(document)
     else:
-        document = _document(path, most_bytes)
-        yield from _json_lines(path, most_bytes, tick) if document is None else document
+        yield from _line_chunks(path, most_bytes, tick)
+
+
+def records_of(path, most_bytes, tick):
+    """Yields (where, record or BadRow) for each record of a file. Calls tick(fraction of the file read so far)."""
+    for chunk in chunks_of(path, most_bytes, tick):
+        yield from chunk.records()
 
 
 def is_parquet(path):
@@ -52,20 +96,34 @@ def refuse_pickle(path, head):
         raise InputError(f"{path}: expected JSON lines or Parquet, received a Python pickle: {CONVERTERS}")
 
 
-def _json_lines(path, most_bytes, tick):
-    for number, line in enumerate(lines_of(path, most_bytes, tick), start=1):
-        where = f"{path}:{number}"
-        if line is None:
-            yield where, BadRow("<line>", f"at most {most_bytes} bytes (--max-row-bytes)", "more")
-        elif line.strip():
-            try:
-                yield where, parse_line(line, where, NUMBERS.get)
-            except BadRow as error:
-                yield where, error
+def _record_chunks(items):
+    items = iter(items)
+    while chunk := list(itertools.islice(items, ROWS)):
+        yield RecordChunk(chunk)
+
+
+def _line_chunks(path, most_bytes, tick):
+    lines: list[tuple[str, bytes | None]] = []
+    size = 0
+    try:
+        for number, line in enumerate(lines_of(path, most_bytes, tick), start=1):
+            if line is not None and not line.strip():
+                continue
+            lines.append((f"{path}:{number}", line))
+            size += len(line or b"")
+            if size >= CHUNK_BYTES or len(lines) == ROWS:
+                yield LineChunk(lines, most_bytes)
+                lines, size = [], 0
+    except InputError:  # what stands before the damage comes first
+        if lines:
+            yield LineChunk(lines, most_bytes)
+        raise
+    if lines:
+        yield LineChunk(lines, most_bytes)
 
 
 def _document(path, most_bytes):
-    """[(where, record or BadRow)] of a file that is one JSON object or a list of them; None for JSON lines."""
+    """[(where, record)] of a file that is one JSON object or a list of them; None for JSON lines."""
     lines = lines_of(path, most_bytes, lambda fraction: None)
     kept: list[bytes] = []
     size = 0
@@ -81,15 +139,13 @@ def _document(path, most_bytes):
     if not kept:
         return None
     try:
-        value = json.loads(b"\n".join(kept).decode("utf-8-sig"),
-                           parse_constant=NUMBERS.get,
-                           object_pairs_hook=object_without_duplicates)
+        value = json.loads(b"\n".join(kept).decode("utf-8-sig"), object_pairs_hook=object_without_duplicates)
     except (ValueError, RecursionError, BadRow) as error:
         if kept[0].strip() not in (b"[", b"{", b"[{") or len(kept) == 1 or _parses(kept[1]):
             return None  # JSON lines with a bad first line
         fault = error if isinstance(error, BadRow) else BadRow("<document>", "one JSON object, or a list of them",
                                                                clipped(str(error), 200))
-        return [(str(path), fault)]
+        raise InputError(f"{path}: {fault}") from None
     if isinstance(value, dict):
         return [(str(path), value)]
     if isinstance(value, list) and value and all(isinstance(item, dict) for item in value):
@@ -99,30 +155,10 @@ def _document(path, most_bytes):
 
 def _parses(line):
     try:
-        json.loads(line.decode("utf-8-sig"), parse_constant=NUMBERS.get)
+        json.loads(line.decode("utf-8-sig"))
     except (ValueError, RecursionError):
         return False
     return True
-
-
-def _parquet(path, tick):
-    try:
-        import pyarrow
-        from pyarrow import parquet
-    except ImportError:
-        raise InputError(f"{path}: expected the Python package pyarrow for a Parquet file, received none") from None
-    try:
-        with parquet.ParquetFile(path) as file:
-            number, rows = 0, max(1, file.metadata.num_rows)
-            for batch in file.iter_batches(batch_size=PARQUET_ROWS):
-                for record in batch.to_pylist():
-                    number += 1
-                    yield f"{path}: row {number}", record
-                tick(number / rows)
-    except (pyarrow.ArrowException, OSError) as error:
-        raise InputError(
-            f"{path}: expected a complete Parquet file, received one that cannot be read: {clipped(str(error), 200)}"
-        ) from None
 
 
 def _packed(path, tick):
@@ -141,8 +177,9 @@ def _packed(path, tick):
         raise InputError(f"{path}: expected packed rows, received {clipped(str(error), 200)}") from None
     rows, tokens = len(offsets) - 1, offsets[-1] if offsets else 0
     _check_offsets(path, "offsets", offsets)
-    known = {name: _Column(path, name, columns, rows, tokens) for name in columns if name in KNOWN_NAMES}
-    others = {name: True for name in columns if name.partition(".")[0] not in KNOWN_NAMES}  # to be named as ignored
+    names = KNOWN_NAMES | {name for name in TOKEN_LISTS if name in columns and len(columns[name]) == tokens}
+    known = {name: _Column(path, name, columns, rows, tokens) for name in columns if name in names}
+    others = {name: True for name in columns if name.partition(".")[0] not in names}  # to be named as ignored
     for row in range(rows):
         yield f"{path}: row {row + 1}", others | {name: column.row(row, offsets) for name, column in known.items()}
         tick((row + 1) / rows)

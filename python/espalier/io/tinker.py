@@ -17,7 +17,7 @@ whose advantage is not 0 carry loss.
 from collections.abc import Iterable
 from typing import Any
 
-from ..commands.chats import shown
+from ..rows.json_lines import shown
 from ..errors import BadRow
 from .fields import plain
 from .parts import converted

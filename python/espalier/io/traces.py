@@ -20,7 +20,7 @@ compaction give no rows. Everything left out is counted.
 
 from typing import Any
 
-from ..commands.chats import shown
+from ..rows.json_lines import shown
 from ..errors import BadRow
 from .rules import checked, number, same_length, token_ids, zero_one
 from .samples import CROSS_ENTROPY, refuse_unnamed

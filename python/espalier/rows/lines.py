@@ -3,16 +3,18 @@
 
 import gzip
 import io
+import shlex
 import zlib
 
 from ..errors import InputError
-from .foreign_files import refuse_foreign_file
+from .foreign_files import START_BYTES, refuse_foreign_file, refuse_foreign_text
 
 # Consecutive blank lines: a few megabytes that decompress to billions of them would take hours.
 MOST_BLANK_LINES = 1_000_000
 PIECE_BYTES = 1 << 20  # of a line, between two progress reports
 # Compressed bytes read at a time: zstd can expand them 32,768 times.
 ZSTD_INPUT_BYTES = 1 << 11
+ZSTD_WINDOW = 1 << 30  # of `zstd --long=30`: memory that a frame may ask for
 
 
 class _ZstdStream(io.RawIOBase):
@@ -22,7 +24,7 @@ class _ZstdStream(io.RawIOBase):
         import zstandard
 
         self._raw = raw
-        self._decompressor = zstandard.ZstdDecompressor()
+        self._decompressor = zstandard.ZstdDecompressor(max_window_size=ZSTD_WINDOW)
         self._frame = None  # the decompressor of the current frame
         self._input = b""
         self._output = memoryview(b"")
@@ -66,10 +68,12 @@ def open_lines(path):
     magic = raw.peek(4)[:4]
     refuse_foreign_file(path, raw.peek(16)[:16])
     stream: io.BufferedReader | gzip.GzipFile = raw
+    packing = None
     if magic[:2] == b"\x1f\x8b":
-        stream = gzip.GzipFile(fileobj=raw)
+        stream, packing = gzip.GzipFile(fileobj=raw), "gzip"
     elif _is_zstd(magic):
-        stream = io.BufferedReader(_ZstdStream(raw), 1 << 18)
+        stream, packing = io.BufferedReader(_ZstdStream(raw), 1 << 18), "zstd"
+    refuse_foreign_text(path, _read(stream.peek, START_BYTES, stream, path)[:START_BYTES], packing)
     return stream, raw, lambda: raw.tell() / size
 
 
@@ -85,7 +89,7 @@ def lines_of(path, most_bytes, tick):
         while True:
             pieces, size = [], 0
             while True:
-                piece = _read(stream, path)
+                piece = _read(stream.readline, PIECE_BYTES, stream, path)
                 tick(fraction())
                 size += len(piece)
                 if size <= most_bytes + 2:  # with its end, which may be CR and LF
@@ -105,9 +109,10 @@ def lines_of(path, most_bytes, tick):
             yield line if size <= most_bytes + 2 and len(line) <= most_bytes else None
 
 
-def _read(stream, path):
+def _read(read, size, stream, path):
+    """read(size), a method of the stream."""
     try:
-        return stream.readline(PIECE_BYTES)
+        return read(size)
     except EOFError as error:  # of gzip, and of the class above
         text = str(error) if isinstance(stream, io.BufferedReader) else "one that ends inside a gzip member"
         raise InputError(f"{path}: expected a complete compressed file, received {text}") from None
@@ -118,4 +123,7 @@ def _read(stream, path):
     except Exception as error:
         if type(error).__name__ != "ZstdError":
             raise
+        if "requires too much memory" in str(error):
+            raise InputError(f"{path}: expected zstd data with a window of at most 1 GiB (--long=30), received a larger one; "
+                             f"try `zstd -d --long=31 {shlex.quote(str(path))}`") from None
         raise InputError(f"{path}: expected a complete compressed file, received damaged zstd data: {error}") from None

@@ -100,6 +100,13 @@ class _JsonlWriter:
         present = {key: value for key, value in row.items() if value is not None}
         self._stream.write(json.dumps(present, ensure_ascii=False, separators=(",", ":")) + "\n")
 
+    def add_encoded(self, names, row):
+        """A row whose ids and loss are JSON already (chats.convert.TokenRow), behind its other fields."""
+        present = {key: value for key, value in names.items() if value is not None}
+        head = json.dumps(present, ensure_ascii=False, separators=(",", ":"))[:-1] + ("," if present else "")
+        loss = "loss_weights" if row.weighted else "loss_mask"
+        self._stream.write(f'{head}"input_ids":[{row.ids}],"{loss}":[{row.loss}]}}\n')
+
 
 class _Column:
     """Values of a type of `array`. Beyond a block they are in a file without a name: memory does not grow with the rows."""
@@ -229,6 +236,12 @@ class _PackedWriter:
             self._routed_rows += 1
             for ids in row["routed_experts"]:
                 self._routes.extend(ids)
+
+    def add_encoded(self, names, row):
+        """A row whose ids and loss are the bytes of columns (chats.convert.TokenRow)."""
+        input_ids = array("i")
+        input_ids.frombytes(row.ids)
+        self.add(names | {"input_ids": input_ids, "loss_weights" if row.weighted else "loss_mask": row.loss.tolist()})
 
     def _add_loss(self, row, tokens):
         weights = row.get("loss_weights")

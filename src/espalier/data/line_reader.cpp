@@ -3,6 +3,7 @@
 
 #include <zlib.h>
 #include <zstd.h>
+#include <zstd_errors.h>
 
 #include <algorithm>
 #include <cerrno>
@@ -16,6 +17,7 @@ namespace espalier {
 namespace {
 
 constexpr size_t kBlockBytes = size_t{1} << 18;
+constexpr int kZstdWindowLog = 30;  // of `zstd --long=30`: 1 GiB that a frame may ask for
 
 /// A file read block by block.
 class BlockFile {
@@ -139,6 +141,7 @@ class ZstdSource : public FileSource {
   explicit ZstdSource(std::unique_ptr<BlockFile> file)
       : FileSource(std::move(file)), stream_(::ZSTD_createDStream()) {
     if (!stream_) throw std::bad_alloc();
+    ::ZSTD_DCtx_setParameter(stream_.get(), ZSTD_d_windowLogMax, kZstdWindowLog);
   }
 
   size_t read(std::span<char> out) override {
@@ -150,6 +153,11 @@ class ZstdSource : public FileSource {
       ZSTD_inBuffer input{file().rest().data(), file().rest().size(), 0};
       const size_t result = ::ZSTD_decompressStream(stream_.get(), &output, &input);
       file().consume(input.pos);
+      ESPALIER_CHECK(
+          ::ZSTD_getErrorCode(result) != ZSTD_error_frameParameter_windowTooLarge,
+          "{}: expected zstd data with a window of at most 1 GiB (--long=30), received a larger one; "
+          "try `zstd -d --long=31 {}`",
+          file().name(), file().name());
       if (::ZSTD_isError(result)) throw_corrupt("zstd", ::ZSTD_getErrorName(result));
       inside_frame_ = result != 0;
       if (at_end && inside_frame_ && output.pos == before) throw_truncated("zstd");

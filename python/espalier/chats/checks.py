@@ -1,0 +1,55 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whether a rendered conversation has what its messages say: what is missing is counted by its kind, and calls are refused."""
+
+import json
+import re
+
+from ..errors import RenderError
+from .messages import REASONING
+
+
+def check_answer(message, completion, tally):
+    """Compares a turn with its completion. Raises RenderError if it lacks a tool call."""
+    content, thoughts = _divided(message)
+    if not _is_in(content, completion):
+        tally("dropped_beside_calls" if message.get("tool_calls") else "dropped_answers")
+    if not _is_in(thoughts, completion):
+        tally("dropped_reasoning")
+    for call in message.get("tool_calls", ()):
+        name = call["function"]["name"]
+        if name not in completion:
+            raise RenderError(f"a tool call of `{name}`, which the template does not write in this turn")
+
+
+def check_context(messages, turn, text, tally):
+    """Compares the messages before a turn with the text that ends with it."""
+    place, turns = 0, -1
+    for message in messages:
+        turns += message["role"] == "assistant"
+        if turns == turn:
+            return
+        content = _divided(message)[0].strip()
+        at = text.find(content, place)
+        if at >= 0:
+            place = at + len(content)
+        elif not _is_in(content, text):
+            tally(f"dropped:{message['role']}")
+
+
+def _divided(message):
+    """(what a message says, its thoughts), which may stand in its content."""
+    content = message["content"] or ""
+    thoughts = next((message[key] for key in REASONING if isinstance(message.get(key), str)), "")
+    if message["role"] == "assistant" and "</think>" in content:
+        thought, _, content = content.rpartition("</think>")
+        thoughts = thoughts or thought.replace("<think>", "", 1)
+    return content, thoughts
+
+
+def _is_in(words, text):
+    """Whether a text has the words, perhaps with other spaces, or escaped as in JSON."""
+    words = words.strip()
+    if words in text or json.dumps(words)[1:-1] in text or json.dumps(words, ensure_ascii=False)[1:-1] in text:
+        return True
+    letters = re.sub(r"[\W_]+", "", words)
+    return bool(letters) and letters in re.sub(r"[\W_]+", "", text)

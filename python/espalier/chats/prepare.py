@@ -1,0 +1,153 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Chats of files as rows: what `espalier prepare` does with text."""
+
+import os
+from pathlib import Path
+
+from ..commands.console import count_of, say
+from ..commands.model import load_tokenizer, vocab_size_of
+from ..commands.progress import Progress
+from ..commands.signals import time_limit
+from ..errors import InputError
+from ..io.sources import chunks_of
+from ..rows.writer import row_writer
+from .convert import Converter, Settings
+from .report import Report
+from .survey import has_content_beside_calls
+from .template import ChatTemplate
+from .workers import in_order
+
+
+def prepare_chats(arguments, kinds, name):
+    """Writes the rows of files of text. kinds: {file: its format, or None without records}. Raises InputError."""
+    if arguments.model is None:
+        path, kind = next((path, kind) for path, kind in kinds.items() if kind)
+        raise InputError(
+            f"{path}: expected --model DIR, whose tokenizer and chat template convert text ({kind.name}) to tokens, received none"
+        )
+    tokenizer = load_tokenizer(arguments.model)
+    template = _template(arguments, kinds, tokenizer)
+    for line in template.describe():
+        say(f"{name}: {line}")
+    settings = Settings(
+        arguments.model,
+        arguments.per_turn,
+        arguments.group_by,
+        arguments.max_tokens,
+        arguments.template_timeout,
+        arguments.output.suffix == ".safetensors",
+    )
+    converter = Converter(template, tokenizer, vocab_size_of(arguments.model), settings)
+    report = Report()
+    with row_writer(arguments.output) as writer:
+        _write_rows(writer, converter, arguments, kinds, name, report)
+        if report.counts["differing_prompts"] or report.counts["skipped_turns"]:
+            report.cure = template.cure
+        _refuse_useless(arguments, report, name)
+    for line in report.notes():
+        say(f"{name}: {line}")
+    say(f"{name}: {report.summary()}")
+    say(f"{name}: wrote {arguments.output}")
+
+
+def _template(arguments, kinds, tokenizer):
+    limit = arguments.template_timeout
+    endless = ValueError(f"expected a chat template that terminates, received no result within {limit:g} s (--template-timeout)")
+    try:
+        with time_limit(limit, endless):
+            return ChatTemplate(
+                tokenizer,
+                arguments.tool_calls,
+                arguments.template_args,
+                lambda: has_content_beside_calls(kinds, arguments.max_row_bytes),
+            )
+    except ValueError as error:
+        raise InputError(f"--model {arguments.model}: {error}") from error
+
+
+def _write_rows(writer, converter, arguments, kinds, name, report):
+    """Passes the rows of all records to the writer, in the order of the files, whatever the number of processes."""
+    names, pair_names = Names(), Names()
+    read = [0.0]  # the fraction of the input
+
+    def chunks():
+        for number, path in enumerate(arguments.files):
+
+            def tick(fraction, number=number):
+                read[0] = (number + fraction) / len(arguments.files)
+
+            for chunk in chunks_of(path, arguments.max_row_bytes, tick):
+                yield chunk, kinds[path].name
+
+    with Progress(name) as progress:
+        for outcomes in in_order(converter, chunks(), arguments.workers or len(os.sched_getaffinity(0))):
+            for outcome in outcomes:
+                if arguments.limit and report.records >= arguments.limit:
+                    return
+                if outcome.error is not None:
+                    report.bad(outcome.error, arguments.skip_bad_rows)
+                    continue
+                _write_outcome(writer, outcome, names, pair_names, report)
+            progress.update(read[0], f"{report.trajectories} trajectories, {report.flat_tokens:,} flat tokens")
+
+
+def _write_outcome(writer, outcome, names, pair_names, report):
+    record = outcome.record
+    report.add(outcome)
+    pair = None
+    if record.is_pair:
+        pair = pair_names.unique(record.pair_id or file_name(outcome.where))
+        chat_names: dict[str | None, str] = {side: names.unique(f"{pair}/{side}") for side in ("chosen", "rejected")}
+    else:
+        name = names.unique(record.name or file_name(outcome.where))
+        chat_names = {None: name}
+        report.counts["renamed"] += record.name is not None and name != record.name
+    for row in outcome.rows:
+        writer.add_encoded(
+            {
+                "trajectory_id": chat_names[row.side] + row.suffix,
+                "group_id": record.group_id,
+                "pair_id": pair or record.pair_id,
+                "chosen": record.chosen if row.side is None else row.side == "chosen",
+                "reward": record.reward,
+            },
+            row,
+        )
+
+
+def _refuse_useless(arguments, report, name):
+    """Raises InputError if there is nothing to train on."""
+    if report.trajectories > 0 and report.loss_tokens > 0:
+        return
+    for line in report.notes():
+        say(f"{name}: {line}")
+    chats = ", ".join(map(str, arguments.files))
+    if report.trajectories == 0:
+        raise InputError(f"{chats}: expected at least one trajectory, received none")
+    received = count_of(report.trajectories, "trajectory", "trajectories")
+    raise InputError(
+        f"{chats}: expected tokens with loss, received {received} without any: the rendered assistant messages "
+        "add nothing to their prompts in any of them"
+    )
+
+
+class Names:
+    """Gives every conversation a unique name: `name`, or name~2, name~3, ... if it is taken."""
+
+    def __init__(self):
+        self._taken, self._counts = set(), {}
+
+    def unique(self, name):
+        candidate, count = name, self._counts.get(name, 1)
+        while candidate in self._taken:
+            count += 1
+            candidate = f"{name}~{count}"
+        if count > 1:
+            self._counts[name] = count
+        self._taken.add(candidate)
+        return candidate
+
+
+def file_name(where):
+    """FILE:LINE without the folder, as printable text."""
+    return os.fsencode(Path(where).name).decode("utf-8", "replace")

@@ -1,0 +1,281 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The formats of chats: which fields of a record have messages, and which of these messages are targets.
+
+    messages            OpenAI's messages, with `response` (a logged answer) or `rejected_response` (a preference pair)
+    conversations       ShareGPT's turns with `from` and `value`
+    prompt, completion  two texts or two lists of messages (also question, query; response, answer, output)
+    instruction, output Alpaca, with an optional `input` and the turns of `history`
+    chosen, rejected    a preference pair, with or without a prompt; OpenAI's preferred_output, non_preferred_output
+
+Loss is on what was answered: not on answers in a prompt, in a logged request, or in the turns that both sides of a pair share.
+"""
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from ..errors import BadRow
+from ..rows.json_lines import shown
+from .messages import ROLES
+
+COMPLETIONS = ("completion", "response", "answer", "output")
+PROMPTS = ("prompt", "question", "query", "input")
+TEXT_PROMPTS = ("prompt", "question", "query")  # of preference pairs
+REJECTED = ("rejected_response", "rejected_messages")
+TOKENS = "token ids, which are rows already: pass them to `espalier train`, `inspect` or `verify`"
+
+
+@dataclass
+class Chat:
+    """Messages of one trajectory, unchecked. The first `context` of them carry no loss. `side`: of a preference pair.
+    `texts`: names of the fields whose texts became messages, and which a template must not have rendered before."""
+
+    messages: list[Any]
+    context: int = 0
+    side: str | None = None
+    texts: tuple[str, ...] = ()
+
+
+def chats_of(fields, kind):
+    """The chats of a record (io.fields.Fields): one, or the two sides of a pair. kind: "messages", "sharegpt",
+    "prompt-completion" or "preference". Raises BadRow."""
+    chats = _READERS[kind](fields)
+    before = _system(fields, chats)
+    for chat in chats:
+        chat.messages = before + chat.messages
+        chat.context += len(before)
+    return chats
+
+
+def kind_of(record):
+    """The kind of a record of text; raises BadRow if it has none."""
+    if is_preference(record):
+        return "preference"
+    if record.get("messages") is not None:
+        return "messages"
+    if is_sharegpt(record):
+        return "sharegpt"
+    if is_prompt_completion(record):
+        return "prompt-completion"
+    raise BadRow("messages", "a non-empty list of chat messages", _without(record))
+
+
+def is_sharegpt(record):
+    return any(isinstance(_parsed(record.get(name)), list) for name in ("conversations", "conversation"))
+
+
+def is_prompt_completion(record):
+    if record.get("instruction") is not None and record.get("output") is not None:
+        return True
+    prompt = next((name for name in PROMPTS if record.get(name) is not None), None)
+    if prompt is None or all(record.get(name) is None for name in COMPLETIONS):
+        return False
+    # Texts under the names `input` and `output` are what programs write of anything.
+    return prompt != "input" or isinstance(record["input"], list)
+
+
+def is_preference(record):
+    if record.get("preferred_output") is not None and record.get("non_preferred_output") is not None:
+        return True
+    chosen, rejected = record.get("chosen"), record.get("rejected")
+    return chosen is not None and rejected is not None and not isinstance(chosen, bool)
+
+
+def _messages(fields):
+    messages = _list_of(fields, "messages")
+    rejected = next((name for name in REJECTED if name in fields), None)
+    if rejected:
+        other = _turns(fields.get(rejected), rejected, "assistant")
+        last = len(messages) - 1
+        while last > 0 and _role(messages[last - 1]) == "assistant":
+            last -= 1
+        if rejected == "rejected_response":
+            other = messages[:last] + other
+        return _pair(messages, other)
+    if "response" in fields:
+        return [_logged(messages, _answer(fields.get("response")))]
+    return [Chat(messages)]
+
+
+def _logged(messages, answer):
+    """The chat of a request and its answer, which some programs also append to the messages."""
+    if messages and _role(messages[-1]) == "assistant":
+        if _content(messages[-1]) != _content(answer):
+            raise BadRow("response", "the last message of the assistant, or messages that end before it", shown(_content(answer)))
+        return Chat(messages)
+    return Chat([*messages, answer], context=len(messages))
+
+
+def _answer(response):
+    """The message of a logged answer: a text, a message, or OpenAI's object with `choices`."""
+    response = _parsed(response)
+    if isinstance(response, dict) and "choices" in response:
+        choices = response["choices"]
+        choice = choices[0] if isinstance(choices, list) and len(choices) == 1 else None
+        response = choice.get("message") if isinstance(choice, dict) else None
+        if not isinstance(response, dict):
+            raise BadRow("response.choices", "one choice with a message", shown(choices))
+    return _turns(response, "response", "assistant")[0]
+
+
+def _sharegpt(fields):
+    name = "conversations" if isinstance(_parsed(fields.peek("conversations")), list) else "conversation"
+    return [Chat(_list_of(fields, name))]
+
+
+def _prompt_completion(fields):
+    if "instruction" in fields and "output" in fields:
+        return [_alpaca(fields)]
+    prompt, values = fields.first_of(*PROMPTS)
+    completion, answer = fields.first_of(*COMPLETIONS)
+    before = _history(fields)
+    question = _turns(values, prompt, "user")
+    texts = (prompt,) if isinstance(values, str) else ()
+    answers = _turns(answer, completion, "assistant")
+    return [Chat([*before, *question, *answers], 0 if before else len(question), texts=texts)]
+
+
+def _alpaca(fields):
+    parts = {"instruction": fields.get("instruction"), "input": fields.get("input") or "", "output": fields.get("output")}
+    for name, part in parts.items():
+        if not isinstance(part, str):
+            raise BadRow(name, "a text", shown(part))
+    question = "\n\n".join(part for part in (parts["instruction"], parts["input"]) if part)
+    return Chat([*_history(fields), {"role": "user", "content": question}, {"role": "assistant", "content": parts["output"]}])
+
+
+def _history(fields):
+    """Earlier turns, which are learned as well: pairs of texts, or messages."""
+    messages: list[dict[str, Any]] = []
+    for index, turn in enumerate(_list_of(fields, "history") if "history" in fields else []):
+        if isinstance(turn, dict):
+            messages.append(turn)
+        elif isinstance(turn, list) and len(turn) == 2 and all(isinstance(text, str) for text in turn):
+            messages += [{"role": "user", "content": turn[0]}, {"role": "assistant", "content": turn[1]}]
+        else:
+            raise BadRow(f"history[{index}]", "two texts, a question and its answer", shown(turn))
+    return messages
+
+
+def _preference(fields):
+    if "preferred_output" in fields:
+        request = fields.inside("input")
+        prompt = _list_of(request, "messages")
+        chosen, rejected = (
+            prompt + _turns(fields.get(name), name, "assistant") for name in ("preferred_output", "non_preferred_output")
+        )
+        return _pair(chosen, rejected, len(prompt))
+    name, value = fields.first_of(*TEXT_PROMPTS)
+    if name is None and "instruction" in fields:
+        name, value = "prompt", "\n\n".join(part for part in (fields.get("instruction"), fields.get("input")) if part)
+    if name is None:
+        name = next((name for name in ("conversations", "conversation", "messages") if name in fields), None)
+        value = None if name is None else _list_of(fields, name)
+    prompt = [] if value is None else _history(fields) + _turns(value, name, "user")
+    sides = []
+    for side in ("chosen", "rejected"):
+        answer = fields.get(side)
+        if isinstance(answer, str) and not prompt:
+            raise BadRow(side, "a text with a `prompt`, or a list of messages", shown(answer))
+        turns = _turns(answer, side, "assistant")
+        repeats = bool(prompt) and len(turns) > len(prompt) and _same(turns[: len(prompt)], prompt)
+        sides.append(turns if repeats else prompt + turns)
+    chosen, rejected = sides
+    return _pair(chosen, rejected, len(prompt), (name,) if isinstance(value, str) else ())
+
+
+def _pair(chosen, rejected, prompt=0, texts=()):
+    """Both sides of a pair. The turns in which they begin alike are context (TRL 1.16: data_utils.extract_prompt)."""
+    shared = prompt
+    while shared < min(len(chosen), len(rejected)) - 1 and _same(chosen[shared : shared + 1], rejected[shared : shared + 1]):
+        shared += 1
+    return [Chat(chosen, shared, "chosen", texts), Chat(rejected, shared, "rejected", texts)]
+
+
+def _system(fields, chats):
+    """Messages of the fields `system`, `system_prompt` and `developer`, which stand before all others."""
+    before: list[dict[str, Any]] = []
+    for name, role in (("system", "system"), ("system_prompt", "system"), ("developer", "developer")):
+        text = fields.get(name)
+        if text in (None, ""):
+            continue
+        if not isinstance(text, str):
+            raise BadRow(name, "a text", shown(text))
+        others = [message["content"] for message in before if message["role"] == role]
+        others += [_content(message) for chat in chats for message in chat.messages[:2] if _role(message) == role]
+        if any(other != text for other in others):
+            raise BadRow(name, f"the same text as the other {role} message, or no such message", shown(text))
+        if not others:
+            before.append({"role": role, "content": text})
+    return before
+
+
+def _turns(value, name, role):
+    """Messages of a text, a message, or a list of messages."""
+    value = _parsed(value)
+    if isinstance(value, str):
+        return [{"role": role, "content": value}]
+    if isinstance(value, dict) and (_role(value) or "content" in value):
+        return [value if _role(value) else {"role": role, **value}]
+    if isinstance(value, list) and value and all(isinstance(turn, dict) for turn in value):
+        return value
+    if isinstance(value, list) and len(value) == 1 and isinstance(value[0], str):
+        return [{"role": role, "content": value[0]}]
+    raise BadRow(name, "a text, or a list of messages", shown(value))
+
+
+def _list_of(fields, name):
+    value = _parsed(fields.get(name))
+    if not isinstance(value, list) or not (value or name == "history"):
+        raise BadRow(name, "a non-empty list of chat messages", shown(value))
+    return value
+
+
+def _parsed(value):
+    """The messages of a JSON text, which columns of one type need; other values, and answers that are JSON, stay."""
+    if not isinstance(value, str) or value.lstrip()[:1] not in ("[", "{"):
+        return value
+    try:
+        parsed = json.loads(value)
+    except (ValueError, RecursionError):
+        return value
+    items = parsed if isinstance(parsed, list) else [parsed]
+    is_chat = bool(items) and all(isinstance(item, dict) and (_role(item) or "choices" in item) for item in items)
+    return parsed if is_chat or parsed == [] else value
+
+
+def _role(message):
+    role = message.get("role") or message.get("from") if isinstance(message, dict) else None
+    return ROLES.get(role, role) if isinstance(role, str) else None
+
+
+def _content(message):
+    return message.get("content", message.get("value")) if isinstance(message, dict) else None
+
+
+def _same(some, others):
+    """Whether two messages say the same, whatever their keys of roles and contents are called."""
+
+    def bare(message):
+        if not isinstance(message, dict):
+            return message
+        rest = {key: value for key, value in message.items() if value is not None}
+        return {
+            "role": _role(rest),
+            "content": _content(rest),
+            **{key: value for key, value in rest.items() if key not in ("role", "from", "content", "value")},
+        }
+
+    return [bare(message) for message in some] == [bare(message) for message in others]
+
+
+def _without(record):
+    if "input_ids" in record:
+        return TOKENS
+    if "text" in record:
+        return "text (`text`), which has no turns: docs/data-format.md says how to encode it"
+    names = ", ".join(f"`{name}`" for name in list(record)[:8])
+    return f"a line without `messages` (its fields: {names}{', ...' if len(record) > 8 else ''})" if record else "an empty object"
+
+
+_READERS = {"messages": _messages, "sharegpt": _sharegpt, "prompt-completion": _prompt_completion, "preference": _preference}

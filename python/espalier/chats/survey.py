@@ -1,0 +1,31 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A look at all chats before the first is converted, where the rendering of all depends on what some have."""
+
+from ..errors import BadRow
+from ..io.sources import records_of
+
+
+def has_content_beside_calls(kinds, most_bytes):
+    """Whether a message of some file has both tool calls and content. kinds: {file: its format, or None without records}."""
+    return any(
+        _has_both(record)
+        for path in kinds
+        for _, record in records_of(path, most_bytes, lambda fraction: None)
+        if not isinstance(record, BadRow)
+    )
+
+
+def _has_both(value):
+    """Looks at all depths: chats of all formats have calls and contents in one object."""
+    if isinstance(value, list):
+        return any(map(_has_both, value))
+    if not isinstance(value, dict):
+        return False
+    calls = value.get("tool_calls") or value.get("function_call")
+    if calls and any(_says_something(value.get(name)) for name in ("content", "value", "message")):
+        return True
+    return any(_has_both(item) for item in value.values() if isinstance(item, (list, dict)))
+
+
+def _says_something(content):
+    return bool(content.strip()) if isinstance(content, str) else bool(content)
