@@ -21,11 +21,13 @@ def check_answer(message, completion, tally):
             raise RenderError(f"a tool call of `{name}`, which the template does not write in this turn")
 
 
-def check_context(messages, turn, text, tally):
-    """Compares the messages before a turn with the text that ends with it."""
+def check_context(messages, turn, text, tokens, tally):
+    """Compares the messages before a turn with the text that ends with it. tokens: a pattern of the tokenizer's special tokens."""
     place, turns = 0, -1
     for message in messages:
         turns += message["role"] == "assistant"
+        if message["content"] and tokens.search(message["content"]):
+            tally("special_tokens")
         if turns == turn:
             return
         content = _divided(message)[0].strip()

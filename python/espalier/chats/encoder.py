@@ -23,7 +23,7 @@ VISIBLE = "".join(character for character in string.printable if not character.i
 # Places where a pre-tokenizer may always cut: before a single space between visible ASCII characters; where digits begin or
 # end; between any two digits.
 SPACES, NUMBERS, DIGITS = r"(?<=[!-~])(?= [!-~])", r"(?<=[!-/:-~])(?=[0-9])|(?<=[0-9])(?=[!-/:-~])", r"(?<=[0-9])(?=[0-9])"
-NEIGHBOURS = ("", "a", "23", ".", "'", " ")  # on both sides of such a place
+NEIGHBOURS = ("", "a", "23", "'", " ")  # on both sides of such a place
 SAMPLE = "Is it 3.14 or (a-b)?  It's\tf(x)\n\n  \"Ja\", sagt er: {'k': [1, 20, 300]} über 日本語 https://a.b/c?d=e\r\nEnd"
 
 
@@ -58,7 +58,6 @@ class Encoder:
         self._numbers: re.Pattern[str] | None = None
         if self._backend is not None:
             self._spaces, self._numbers = _cuts_of_words(tokenizer)
-        self._checks_ids = vocab_size is not None and max(tokenizer.get_vocab().values(), default=0) >= vocab_size
         self._pieces: dict[tuple[str, bool], Encoded] = {}
         self._seams: dict[tuple[str, str], bool] = {}
 
@@ -144,7 +143,7 @@ class Encoder:
         return encoded
 
     def _packed(self, ids):
-        if self._checks_ids and ids and max(ids) >= self._vocab_size:
+        if self._vocab_size is not None and ids and max(ids) >= self._vocab_size:
             raise InputError(
                 f"expected token ids below the model's vocab_size {self._vocab_size}, received {max(ids)} from its tokenizer"
             )
@@ -226,7 +225,7 @@ def _cuts_of_words(tokenizer):
             (before + left, right + after)
             for other in VISIBLE
             if not other.isdigit()
-            for digit in "05"
+            for digit in "5"
             for left, right in ((other, digit), (digit, other))
             for before, after in around
         ],

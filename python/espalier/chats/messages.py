@@ -21,7 +21,7 @@ CALL_ROLES = ("tool_call", "function_call")  # ms-swift and LLaMA-Factory: a mes
 MARKS = ("weight", "loss", "train", "training", "trainable", "loss_mask", "loss_weight")
 REASONING = ("reasoning_content", "reasoning", "thinking")
 READ_KEYS = frozenset(("role", "content", "from", "value", "tool_calls", "function_call", "tool_call_id", "name", *REASONING))
-NULL_KEYWORDS = ("default", "const", "enum", "examples", "example")  # of JSON Schema, where null is a value
+NULL_KEYWORDS = ("default", "const")  # of JSON Schema, where null is a value
 
 
 @dataclass
@@ -222,6 +222,8 @@ def checked_schemas(fields):
     """(tool schemas of a record or None, {function: names of its arguments}); raises BadRow. `functions` and `tool_defs` have
     bare functions; all may be JSON texts."""
     name, schemas = fields.first_of("tools", "functions", "tool_defs")
+    if name is None and "preferred_output" in fields:  # OpenAI's pairs have them in the request
+        name, schemas = fields.inside("input").first_of("tools", "functions")
     if name is None:
         return None, {}
     schemas = _parsed_schemas(schemas, name)

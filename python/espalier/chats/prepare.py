@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Chats of files as rows: what `espalier prepare` does with text."""
 
+import hashlib
 import os
+from array import array
 from pathlib import Path
 
 from ..commands.console import count_of, say
@@ -135,17 +137,45 @@ class Names:
     """Gives every conversation a unique name: `name`, or name~2, name~3, ... if it is taken."""
 
     def __init__(self):
-        self._taken, self._counts = set(), {}
+        self._taken, self._counts = Digests(), {}
 
     def unique(self, name):
         candidate, count = name, self._counts.get(name, 1)
-        while candidate in self._taken:
+        while not self._taken.add(candidate):
             count += 1
             candidate = f"{name}~{count}"
         if count > 1:
             self._counts[name] = count
-        self._taken.add(candidate)
         return candidate
+
+
+class Digests:
+    """A set of texts that needs 16 to 32 bytes for each. A text whose digest of 64 bits equals another's counts as that one."""
+
+    def __init__(self):
+        self._slots, self._count = array("Q", bytes(8 << 10)), 0
+
+    def add(self, text):
+        """Adds a text; False if it is there already."""
+        digest = int.from_bytes(hashlib.blake2b(text.encode("utf-8"), digest_size=8).digest(), "little") or 1
+        if not self._put(digest):
+            return False
+        self._count += 1
+        if 2 * self._count > len(self._slots):
+            digests, self._slots = self._slots, array("Q", bytes(16 * len(self._slots)))
+            for other in filter(None, digests):
+                self._put(other)
+        return True
+
+    def _put(self, digest):
+        mask = len(self._slots) - 1
+        place = digest & mask
+        while self._slots[place]:
+            if self._slots[place] == digest:
+                return False
+            place = (place + 1) & mask
+        self._slots[place] = digest
+        return True
 
 
 def file_name(where):

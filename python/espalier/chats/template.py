@@ -42,6 +42,7 @@ class ChatTemplate:
         self._forms = self._find_forms(tool_calls, has_beside)
         self.tool_calls = "template" if self._forms else "content"
         self.ending_tokens = _special_tokens(tokenizer)
+        self.special_tokens = re.compile("|".join(map(re.escape, self.ending_tokens)) or "(?!)")
 
     def _find_forms(self, tool_calls, has_beside):
         """The forms of calls that the template renders; None if they are written into the content."""

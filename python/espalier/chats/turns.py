@@ -88,7 +88,7 @@ def render(template, messages, weights, tools, tally):
         run.weights.append(weights[turn])
         written = prompt + completion
     if rendered.runs:
-        check_context(messages, rendered.runs[-1].turns[-1], written, tally)
+        check_context(messages, rendered.runs[-1].turns[-1], written, template.special_tokens, tally)
     return rendered
 
 

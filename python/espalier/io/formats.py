@@ -55,7 +55,7 @@ FAMILIES = {"trl": ("trl", "rows", "messages", "prompt-completion", "preference"
             "skyrl": ("skyrl", "rows")}
 NAMES = (*FORMATS, "parquet")
 # Records of the first format also match the second.
-_INCLUDES = {"areal": "rows", "verl": "rows"}
+_INCLUDES = {"areal": "rows", "verl": "rows", "preference": "sharegpt"}
 # Texts under other names, as `question` and `answer`, often stand beside what a record is about.
 _CERTAIN = ({"instruction", "output"}, *({"prompt", name} for name in ("completion", "response", "answer")))
 
