@@ -53,13 +53,14 @@ class Encoder:
         self._backend = _exact_backend(tokenizer)
         self._anchor = self._needed_anchor()
         self._cuts = _cuts_before_added_tokens(tokenizer) if self._backend else None
+        self._takes_spaces = any(token.rstrip for token in tokenizer.added_tokens_decoder.values())
         self._words: dict[str, Encoded] = {}
         self._spaces: re.Pattern[str] | None = None
         self._numbers: re.Pattern[str] | None = None
         if self._backend is not None:
-            self._spaces, self._numbers = _cuts_of_words(tokenizer)
+            self._spaces, self._numbers = _cuts_of_words(tokenizer, self._cuts)
         self._pieces: dict[tuple[str, bool], Encoded] = {}
-        self._seams: dict[tuple[str, str], bool] = {}
+        self._seams: dict[tuple[str, str, bool], bool] = {}
 
     def begin(self):
         """Forgets the texts of the conversation before: memory does not grow with their number."""
@@ -79,24 +80,26 @@ class Encoder:
 
     def differs_at_once(self, texts):
         """Whether tokenising the texts at once would give other ids than one by one, looking at both sides of each seam."""
-        return any(
-            self._seam_differs(text, later, first=index == 0) for index, (text, later) in enumerate(itertools.pairwise(texts))
-        )
+        first = bool(texts and texts[0])
+        for text, later in itertools.pairwise(filter(None, texts)):
+            if self._seam_differs(text, later, first):
+                return True
+            first = False
+        return False
 
     def _seam_differs(self, text, later, first):
         begin = 0
         if self._cuts:
             begin = max((match.start() for match in self._cuts.finditer(text, max(0, len(text) - WINDOW))), default=0)
         left, right = text[max(begin, len(text) - WINDOW) :], later[:WINDOW]
+        if self._cuts and (self._cuts.match(later) or self._cuts.fullmatch(left) and not self._takes_spaces):
+            return False
         for cuts in (self._spaces, self._numbers):
             right = cuts.split(right, 1)[0] if cuts else right
-        if not left or not right or (self._cuts and (self._cuts.match(right) or self._cuts.fullmatch(left))):
-            return False
-        key = (left, right)
+        key = (left, right, first and len(left) == len(text))
         if key not in self._seams:
-            is_first = first and len(left) == len(text)
-            apart = self._ids(left, is_first) + self._ids(right, False)
-            self._seams[key] = self._ids(left + right, is_first) != apart
+            apart = self._ids(left, key[2]) + self._ids(right, False)
+            self._seams[key] = self._ids(left + right, key[2]) != apart
         return self._seams[key]
 
     def _cut(self, text, first):
@@ -132,8 +135,12 @@ class Encoder:
 
     def _word(self, word):
         """The ids of a word inside of a row, which are those of its numbers and of what stands between them."""
-        parts = self._numbers.split(word) if self._numbers else [word]
-        if len(parts) == 1:
+        token = self._cuts.match(word) if self._cuts else None  # whose own digits are no place to cut
+        begin = token.end() if token else 0
+        parts = [word]
+        if self._numbers:
+            parts = [part for part in (word[:begin], *self._numbers.split(word[begin:])) if part]
+        if len(parts) <= 1:
             encoded = self._packed(self._ids(word, False))
         else:
             pieces = [self._words.get(part) or self._word(part) for part in parts]
@@ -208,9 +215,9 @@ def _overlap(text, other):
     return text != other and (text in other or any(other.endswith(text[:length]) for length in range(1, len(text))))
 
 
-def _cuts_of_words(tokenizer):
+def _cuts_of_words(tokenizer, cuts):
     """Patterns of the spaces and of the ends of numbers at which the tokenizer cuts any text before it encodes its pieces; None
-    for those at which it may not.
+    for those at which it may not. cuts: of pieces, before added tokens.
 
     Pre-tokenizers cut by the characters around a place. So each kind of place is tried between all visible ASCII characters, with
     other neighbours further away. Added tokens must not take spaces."""
@@ -225,8 +232,7 @@ def _cuts_of_words(tokenizer):
             (before + left, right + after)
             for other in VISIBLE
             if not other.isdigit()
-            for digit in "5"
-            for left, right in ((other, digit), (digit, other))
+            for left, right in ((other, "5"), ("5", other))
             for before, after in around
         ],
         DIGITS: [(before + left, right + after) for left, right in ("00", "05", "50", "12") for before, after in around],
@@ -234,7 +240,7 @@ def _cuts_of_words(tokenizer):
     kinds = [kind for kind in pairs if _always_cut(backend, pairs[kind])]
     if SPACES not in kinds:
         return None, None
-    if any(re.search("[0-9]", token.content) for token in added if not token.special):
+    if any(re.search("[0-9]", token.content) and not (cuts and cuts.fullmatch(token.content)) for token in added):
         kinds = [SPACES]
     words = re.split("|".join(kinds), SAMPLE)
     apart = [identity for word in words for identity in backend.encode(word, add_special_tokens=False).ids]
