@@ -22,7 +22,7 @@ def check_answer(message, completion, tally):
 
 
 def check_context(messages, turn, text, tokens, tally):
-    """Compares the messages before a turn with the text that ends with it. tokens: a pattern of the tokenizer's special tokens."""
+    """Compares the messages before a turn with the text that ends with it. tokens: a pattern of special tokens."""
     place, turns = 0, -1
     for message in messages:
         turns += message["role"] == "assistant"

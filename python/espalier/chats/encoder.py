@@ -92,7 +92,7 @@ class Encoder:
         if self._cuts:
             begin = max((match.start() for match in self._cuts.finditer(text, max(0, len(text) - WINDOW))), default=0)
         left, right = text[max(begin, len(text) - WINDOW) :], later[:WINDOW]
-        if self._cuts and (self._cuts.match(later) or self._cuts.fullmatch(left) and not self._takes_spaces):
+        if self._cuts and (self._cuts.match(later) or (self._cuts.fullmatch(left) and not self._takes_spaces)):
             return False
         for cuts in (self._spaces, self._numbers):
             right = cuts.split(right, 1)[0] if cuts else right

@@ -2,6 +2,7 @@
 #include "espalier/data/foreign_rows.h"
 
 #include <fmt/ranges.h>
+#include <simdjson.h>
 
 #include <algorithm>
 #include <array>
@@ -12,10 +13,14 @@
 
 #include "espalier/base/check.h"
 #include "espalier/base/printable.h"
+#include "espalier/data/fields.h"
+#include "espalier/data/large_numbers.h"
+#include "espalier/data/line_reader.h"
 
 namespace espalier {
 namespace {
 
+namespace dom = simdjson::dom;
 using Names = std::span<const std::string_view>;
 
 constexpr std::string_view kPage = "(docs/data-format.md has the command)";
@@ -116,6 +121,46 @@ std::string list_of_fields(Names fields) {
                      fields.size() > kMost ? ", ..." : "");
 }
 
+/// What a line begins that is not a JSON object itself.
+enum class Start { kOther, kTokenIds, kList, kObject };
+
+Start start_of(std::string_view line) {
+  const auto begin = line.find_first_not_of(" \t\r");
+  if (begin == std::string_view::npos) return Start::kOther;
+  const std::string_view text = line.substr(begin, line.find_last_not_of(" \t\r") + 1 - begin);
+  if (text == "{") return Start::kObject;
+  if (text.front() != '[') return Start::kOther;
+  const auto next = text.find_first_not_of(" \t", 1);
+  const char first = next == std::string_view::npos ? '{' : text[next];
+  if (std::isdigit(static_cast<unsigned char>(first)) != 0) return Start::kTokenIds;
+  return first == '{' ? Start::kList : Start::kOther;
+}
+
+/// The object of a line, which LineReader::kPadding readable bytes follow; nullopt if it is none.
+std::optional<dom::object> object_of(std::string_view line, dom::parser* parser) {
+  dom::element root;
+  auto error = parser->parse(line.data(), line.size(), false).get(root);
+  if (error != simdjson::SUCCESS) {
+    try {
+      if (const auto readable = without_large_numbers(line)) error = parser->parse(*readable).get(root);
+    } catch (const InputError&) {  // NOLINT(bugprone-empty-catch): it is a row, which the reader refuses
+    }
+  }
+  dom::object object;
+  if (error != simdjson::SUCCESS || root.get(object) != simdjson::SUCCESS) return std::nullopt;
+  return object;
+}
+
+/// Whether a record has token ids as a row has them. A batch has lists of them, and one of verl has padding.
+bool is_row(dom::object record) {
+  dom::element ids;
+  if (record[name_of(Field::kInputIds)].get(ids) != simdjson::SUCCESS) return false;
+  dom::array list;
+  const bool is_batch = ids.get(list) == simdjson::SUCCESS && list.size() > 0 && list.at(0).is_array();
+  const auto has = [&](std::string_view name) { return record[name].error() == simdjson::SUCCESS; };
+  return !is_batch && !(has("responses") && (has("attention_mask") || has("response_mask")));
+}
+
 struct Format {
   std::string_view magic;  // the first bytes of a file
   std::string_view name;
@@ -147,6 +192,17 @@ std::string advice_for(const Format& format, const std::filesystem::path& path) 
   return "; write its rows as JSON, one per line (docs/data-format.md has commands)";
 }
 
+/// The format of the file's first bytes; nullptr if it is none of kFormats.
+const Format* format_of(const std::filesystem::path& path) {
+  std::array<char, 16> bytes{};
+  std::ifstream file(path, std::ios::binary);
+  file.read(bytes.data(), bytes.size());
+  const std::string_view head(bytes.data(), static_cast<size_t>(file.gcount()));
+  const auto* found =
+      std::ranges::find_if(kFormats, [&](const Format& format) { return head.starts_with(format.magic); });
+  return found == kFormats.end() ? nullptr : found;
+}
+
 }  // namespace
 
 std::string describe_foreign_row(Names fields, const std::filesystem::path& file) {
@@ -169,20 +225,15 @@ std::string describe_foreign_row(Names fields, const std::filesystem::path& file
 }
 
 std::string describe_foreign_line(std::string_view line, const std::filesystem::path& file) {
-  const auto begin = line.find_first_not_of(" \t\r");
-  if (begin == std::string_view::npos) return "";
-  const std::string_view text = line.substr(begin, line.find_last_not_of(" \t\r") + 1 - begin);
-  if (text.front() == '[') {
-    const auto next = text.find_first_not_of(" \t", 1);
-    const char first = next == std::string_view::npos ? '{' : text[next];
-    if (std::isdigit(static_cast<unsigned char>(first)) != 0)
+  switch (start_of(line)) {
+    case Start::kTokenIds:
       return "a bare list of token ids: write it as {\"input_ids\": [...]}";
-    if (first == '{') {
+    case Start::kList:
       return "the start of a JSON list: convert it to rows with " + import_command(file);
-    }
-  }
-  if (text == "{") {
-    return "the start of an object of several lines: convert it to rows with " + import_command(file);
+    case Start::kObject:
+      return "the start of an object of several lines: convert it to rows with " + import_command(file);
+    case Start::kOther:
+      break;
   }
   return "";
 }
@@ -195,15 +246,29 @@ void refuse_foreign_file(const std::filesystem::path& path) {
                  path.string(), quoted(path / "*.jsonl"));
   // Peeking at a pipe would consume its first bytes.
   if (!std::filesystem::is_regular_file(status)) return;
-  std::array<char, 16> bytes{};
-  std::ifstream file(path, std::ios::binary);
-  file.read(bytes.data(), bytes.size());
-  const std::string_view head(bytes.data(), static_cast<size_t>(file.gcount()));
-  for (const Format& format : kFormats) {
-    if (!head.starts_with(format.magic)) continue;
+  if (const Format* format = format_of(path)) {
     throw InputError(fmt::format("{}: expected JSON lines or packed .safetensors, received {}{}",
-                                 path.string(), format.name, advice_for(format, path)));
+                                 path.string(), format->name, advice_for(*format, path)));
   }
+}
+
+bool needs_conversion(const std::filesystem::path& path, int64_t max_line_bytes, bool skip_bad_rows) {
+  std::error_code unknown;
+  if (path.extension() == ".safetensors" || !std::filesystem::is_regular_file(path, unknown)) return false;
+  if (const Format* format = format_of(path)) return format->name == kParquet;
+  LineReader lines(path, max_line_bytes);
+  dom::parser parser;
+  std::string_view line;
+  for (auto status = lines.next(line); status != LineReader::Status::kEnd; status = lines.next(line)) {
+    if (status == LineReader::Status::kLine) {
+      if (line.find_first_not_of(" \t\r") == std::string_view::npos) continue;
+      const Start start = start_of(line);
+      if (start == Start::kList || start == Start::kObject) return true;
+      if (const std::optional<dom::object> record = object_of(line, &parser)) return !is_row(*record);
+    }
+    if (!skip_bad_rows) return false;
+  }
+  return false;
 }
 
 }  // namespace espalier

@@ -2,6 +2,7 @@
 // Recognises data in other formats and names the command that converts it to rows of trajectories.
 #pragma once
 
+#include <cstdint>
 #include <filesystem>
 #include <span>
 #include <string>
@@ -21,5 +22,10 @@ std::string describe_foreign_line(std::string_view line, const std::filesystem::
 /// Throws InputError if `path` is a folder, or a regular file whose first bytes are those of an unsupported
 /// format (Parquet, Arrow, pickle, archives, ...).
 void refuse_foreign_file(const std::filesystem::path& path);
+
+/// Whether a regular file has records that only `espalier prepare` reads: it is Parquet or one JSON document,
+/// or its first record has no token ids or has them in batches. Later records count if the ones before are no
+/// JSON and skip_bad_rows is set. False for what nothing reads. Throws InputError for damaged compression.
+bool needs_conversion(const std::filesystem::path& path, int64_t max_line_bytes, bool skip_bad_rows);
 
 }  // namespace espalier

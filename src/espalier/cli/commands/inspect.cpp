@@ -6,6 +6,7 @@
 #include <memory>
 #include <optional>
 
+#include "espalier/base/check.h"
 #include "espalier/base/file.h"
 #include "espalier/base/output.h"
 #include "espalier/base/printable.h"
@@ -13,6 +14,7 @@
 #include "espalier/cli/flags/data_flags.h"
 #include "espalier/cli/print/plan_summary.h"
 #include "espalier/config/config.h"
+#include "espalier/data/foreign_rows.h"
 #include "espalier/engine/step_cost.h"
 #include "espalier/inspect/page_data.h"
 #include "espalier/inspect/report.h"
@@ -28,7 +30,44 @@ struct InspectArguments {
   std::string model;
   std::string html;
   bool json = false;
+  bool per_turn = false;
 };
+
+/// Whether `espalier prepare` has to convert the data first. Throws InputError if it has to convert only some
+/// of the files.
+bool needs_conversion(const InspectArguments& flags) {
+  const std::vector<std::filesystem::path> files = flags.data.files();
+  std::optional<std::filesystem::path> raw, rows;  // the first of each
+  for (const std::filesystem::path& file : files) {
+    const bool is_raw =
+        espalier::needs_conversion(file, flags.data.max_row_bytes, flags.data.skip_bad_rows);
+    std::optional<std::filesystem::path>& first = is_raw ? raw : rows;
+    if (!first) first = file;
+  }
+  ESPALIER_CHECK(!raw || !rows,
+                 "--data: expected files of rows, or files that are converted to rows, received both: {} is "
+                 "converted, {} is not; convert the former with `espalier prepare`",
+                 raw->string(), rows->string());
+  ESPALIER_CHECK(raw || !flags.per_turn, "--per-turn: expected chats, received rows ({})",
+                 files.front().string());
+  return raw.has_value();
+}
+
+[[noreturn]] void convert_and_inspect(const InspectArguments& flags) {
+  std::vector<std::string> prepare{fmt::format("--max-row-bytes={}", flags.data.max_row_bytes)}, inspect;
+  if (!flags.model.empty()) {
+    prepare.push_back("--model=" + flags.model);
+    inspect.push_back("--model=" + flags.model);
+  }
+  if (flags.per_turn) prepare.emplace_back("--per-turn");
+  if (flags.data.limit > 0) prepare.push_back(fmt::format("--limit={}", flags.data.limit));
+  if (flags.data.skip_bad_rows) prepare.emplace_back("--skip-bad-rows");
+  prepare.emplace_back("--");
+  for (const std::filesystem::path& file : flags.data.files()) prepare.push_back(file.string());
+  if (!flags.html.empty()) inspect.push_back("--html=" + flags.html);
+  if (flags.json) inspect.emplace_back("--json");
+  inspect_converted(prepare, inspect);
+}
 
 // In FLOPs of the whole forest in one micro-batch. In tokens without a model, or if every trajectory is a
 // single token, because then no token can carry loss.
@@ -49,7 +88,9 @@ std::optional<Vocabulary> vocabulary_of(const std::string& model) {
 }
 
 void run_inspect(const InspectArguments& flags) {
-  const Trajectories trajectories = flags.data.read(data_use_of(flags.model));
+  const DataUse use = data_use_of(flags.model);
+  if (needs_conversion(flags)) convert_and_inspect(flags);
+  const Trajectories trajectories = flags.data.read(use);
   const Forest forest = forest_of(trajectories, {});
   const std::optional<Vocabulary> known = vocabulary_of(flags.model);
   const Vocabulary* vocabulary = known ? &*known : nullptr;
@@ -78,6 +119,11 @@ Command inspect_command() {
   const auto flags = std::make_shared<InspectArguments>();
   Command command{.name = "inspect",
                   .summary = "Show which prefixes the trajectories share, what that gains, and what is lost",
+                  .closing =
+                      "The data may also be chats, preference pairs or rollouts of other programs, in the "
+                      "formats and files that `espalier prepare --help` lists, Parquet included. They are "
+                      "converted first, as `prepare` does it, to a temporary file in $TMPDIR. Text needs "
+                      "--model, and --limit counts records of text.",
                   .run = [flags](const OptionList&) {
                     run_inspect(*flags);
                     return 0;
@@ -87,6 +133,10 @@ Command inspect_command() {
   add_model(&list, &flags->model,
             "Hugging Face model folder, used to check token ids, to predict FLOPs instead of tokens, and to "
             "show text (with its tokenizer.json)");
+  list.add("per-turn", &flags->per_turn,
+           "Chats: one trajectory for each message of the assistant, not one for each conversation");
+  list.add("converted-from", &flags->data.converted_from, "Files that --data was converted from",
+           {.path = PathKind::kFile, .hidden = true});
   list.group(kOutputGroup);
   list.add("html", &flags->html, "Also write an HTML page with the trees to this file; it works offline",
            {.path = PathKind::kFile});

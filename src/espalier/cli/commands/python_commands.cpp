@@ -127,6 +127,14 @@ void start_processes(int64_t processes, std::vector<std::string> arguments) {
               arguments);
 }
 
+void inspect_converted(const std::vector<std::string>& prepare, const std::vector<std::string>& inspect) {
+  std::vector<std::string> words{std::filesystem::read_symlink("/proc/self/exe").string()};
+  words.insert(words.end(), inspect.begin(), inspect.end());
+  words.emplace_back("--");
+  words.insert(words.end(), prepare.begin(), prepare.end());
+  exec_python({"inspect", "", {"-P", "-m", "espalier.commands.raw_rows"}, "transformers"}, words);
+}
+
 std::string by_python(const std::string& name, const std::string& kind, std::string_view data) {
   // Modules of the folder the user is in, and of site-packages, are not wanted.
   const PythonCommand command{name, "", {"-PS", "-m", "espalier.printed", kind}, "numpy"};

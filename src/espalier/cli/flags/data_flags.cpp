@@ -74,8 +74,12 @@ nlohmann::ordered_json DataFlags::resolved() const {
   return list;
 }
 
+std::vector<std::filesystem::path> DataFlags::named_files() const {
+  return converted_from.empty() ? files() : expand_file_patterns(converted_from);
+}
+
 std::string DataFlags::title() const {
-  const std::vector<std::filesystem::path> paths = files();
+  const std::vector<std::filesystem::path> paths = named_files();
   constexpr size_t kMost = 3;
   std::string text;
   for (size_t i = 0; i < std::min(kMost, paths.size()); ++i)
@@ -84,8 +88,19 @@ std::string DataFlags::title() const {
   return text;
 }
 
-Trajectories DataFlags::read(const DataUse& use) const {
+Trajectories DataFlags::read_rows(const ReadOptions& options, ReadReport* report) const {
   const std::vector<std::filesystem::path> paths = files();
+  try {
+    return read_trajectories(paths, options, report);
+  } catch (const InputError& error) {
+    const std::string message = error.what(), converted = paths.front().string();
+    if (converted_from.empty() || !message.starts_with(converted)) throw;
+    throw InputError(title() + message.substr(converted.size()));
+  }
+}
+
+Trajectories DataFlags::read(const DataUse& use) const {
+  const std::vector<std::filesystem::path> paths = named_files();
   const std::string name = paths.size() == 1 ? paths.front().string() : title();
   Progress progress("reading " + name);
   ReadReport report;
@@ -98,7 +113,7 @@ Trajectories DataFlags::read(const DataUse& use) const {
   options.store = store();
   if (row_cache != "off") options.row_cache = row_cache;
   options.note = [&progress](const std::string& text) { progress.line(printable(text)); };
-  Trajectories trajectories = read_trajectories(paths, options, &report);
+  Trajectories trajectories = read_rows(options, &report);
   check_recorded_routes(printable(name), trajectories, use.routers, use.num_layers);
   if (report.rows_skipped > 0) {
     progress.line(fmt::format("{}: skipped {} of {}", printable(name),

@@ -37,6 +37,8 @@ struct DataFlags {
   int64_t limit = 0;
   int64_t max_row_bytes = kDefaultLineBytes;
   std::string row_cache;  // a folder; "": that of the files; "off": rows stay in memory
+  /// If not empty, `data` is a temporary file made of these, which are named in its place.
+  std::vector<std::string> converted_from;
 
   void add(OptionList* list, bool required = true);
 
@@ -55,6 +57,10 @@ struct DataFlags {
 
   /// A short list of the files, without their folders.
   std::string title() const;
+
+ private:
+  std::vector<std::filesystem::path> named_files() const;
+  Trajectories read_rows(const ReadOptions& options, ReadReport* report) const;
 };
 
 /// Adds --model, which is required unless `help` says what is used without it.
