@@ -18,6 +18,8 @@ from .encoder import BINARY, JSON, Encoder
 from .shapes import kind_of
 from .turns import render
 
+REFUSAL = "field `messages`: expected a conversation that the chat template renders, received"
+
 
 @dataclass(frozen=True)
 class Settings:
@@ -105,21 +107,17 @@ class Converter:
         record, settings = outcome.record, self._settings
         if settings.per_turn and record.is_pair:
             raise BadRow("<record>", "a chat (--per-turn)", "a preference pair, which cannot be split into turns")
-        record.ignored = Counter(
-            {
-                name: count
-                for name, count in record.ignored.items()
-                if not (name.startswith("messages[].") and self._template.reads(name[len("messages[].") :]))
-            }
-        )
+        for name in [*record.ignored]:
+            if name.startswith("messages[].") and self._template.reads(name.removeprefix("messages[].")):
+                del record.ignored[name]
         for conversation in record.conversations:
             rows = self._rows(conversation, outcome)
             fitting = [row for row in rows if not settings.max_tokens or row.tokens <= settings.max_tokens]
             outcome.counts["too_long"] += len(rows) - len(fitting)
             outcome.rows += fitting
-        if record.is_pair and {row.side for row in outcome.rows} != {"chosen", "rejected"}:
+        if record.is_pair and sorted(row.side for row in outcome.rows) != ["chosen", "rejected"]:
+            outcome.counts["lone_sides" if len({row.side for row in outcome.rows}) < 2 else "divided_sides"] += 1
             outcome.rows = []
-            outcome.counts["lone_sides"] += 1
         outcome.counts += Counter()  # without zeros
 
     def _rows(self, conversation, outcome):
@@ -178,6 +176,3 @@ class Converter:
             loss,
             weighted,
         )
-
-
-REFUSAL = "field `messages`: expected a conversation that the chat template renders, received"

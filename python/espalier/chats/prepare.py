@@ -28,7 +28,7 @@ def prepare_chats(arguments, kinds, name):
             f"{path}: expected --model DIR, whose tokenizer and chat template convert text ({kind.name}) to tokens, received none"
         )
     tokenizer = load_tokenizer(arguments.model)
-    template = _template(arguments, kinds, tokenizer)
+    template = _template(arguments, tokenizer, name)
     for line in template.describe():
         say(f"{name}: {line}")
     settings = Settings(
@@ -52,7 +52,7 @@ def prepare_chats(arguments, kinds, name):
     say(f"{name}: wrote {arguments.output}")
 
 
-def _template(arguments, kinds, tokenizer):
+def _template(arguments, tokenizer, name):
     limit = arguments.template_timeout
     endless = ValueError(f"expected a chat template that terminates, received no result within {limit:g} s (--template-timeout)")
     try:
@@ -61,7 +61,7 @@ def _template(arguments, kinds, tokenizer):
                 tokenizer,
                 arguments.tool_calls,
                 arguments.template_args,
-                lambda: has_content_beside_calls(kinds, arguments.max_row_bytes),
+                lambda: has_content_beside_calls(arguments.files, arguments.max_row_bytes, name),
             )
     except ValueError as error:
         raise InputError(f"--model {arguments.model}: {error}") from error

@@ -56,6 +56,10 @@ NOTES = {
         "without arguments that are null and that their function does not have; first {first}",
     ),
     "lone_sides": ("preference pair", "left out, because one of its sides has no row"),
+    "divided_sides": (
+        "preference pair",
+        "left out, because the template rewrites history between turns with loss, so that a side is not one row; first {first}",
+    ),
     "too_long": ("trajectory", "dropped by --max-tokens"),
     "renamed": ("conversation", "with the name of an earlier one: renamed to ~2, ~3, ..."),
 }
