@@ -207,7 +207,7 @@ def test_nothing_to_export_is_an_error_and_bad_rows_are_named(tmp_path, run):
 def test_the_commands_of_the_program(tmp_path, espalier):
     write(tmp_path / "rows.jsonl", [{"input_ids": [1, 2, 3], "loss_mask": [0, 1, 1], "group_id": "g"}])
     espalier("export", tmp_path / "rows.jsonl", "--to", "traces", "-o", tmp_path / "traces.jsonl")
-    refused = espalier("inspect", "--data", tmp_path / "traces.jsonl", check=False)
+    refused = espalier("plan", "--data", tmp_path / "traces.jsonl", check=False)
     advice = f"run `espalier import {tmp_path}/traces.jsonl -o rows.jsonl` first"
     assert refused.returncode == 1 and advice in refused.stderr
     done = espalier("import", tmp_path / "traces.jsonl", "-o", tmp_path / "rows.safetensors")

@@ -233,6 +233,6 @@ def test_the_manual_page_reads_as_help_does(espalier, page):
     text = " ".join(done.stdout.split())
     version = espalier("--version").stdout.splitlines()[0]
     for sentence in ["espalier - train language models", version, "Example: espalier plan --model DIR --data rows.jsonl",
-                     "espalier prepare --model DIR --output ROWS [flags] CHATS.jsonl ...",
+                     "espalier prepare --output ROWS [flags] FILE ...",
                      "--strategy auto|partition|tree-packing|append-only|sequence-packing", "(default: 1e-05)"]:  # fmt: skip
         assert sentence in text, sentence

@@ -2,6 +2,7 @@
 """The manual page in man(7) format."""
 
 ESCAPES = str.maketrans({"\\": "\\e", "-": "\\-", "'": "\\(aq", "`": "\\(ga", "^": "\\(ha", "~": "\\(ti"})
+LINE = 70  # characters
 
 
 def escaped(text):
@@ -39,7 +40,10 @@ def prose(text):
 
 
 def names_and_value(flag):
-    parts = [", ".join(map(bold, flag.names)), italic(flag.value) if flag.value else "", "..." if flag.several else ""]
+    value = italic(flag.value) if flag.value else ""
+    if len(value) > LINE:
+        value = value.replace("|", "|\\:")  # a place where a line may end
+    parts = [", ".join(map(bold, flag.names)), value, "..." if flag.several else ""]
     return " ".join(filter(None, parts))
 
 

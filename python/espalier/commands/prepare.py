@@ -6,6 +6,7 @@ from ..errors import InputError
 from ..io.importing import import_tokens, kind_of_file
 from .arguments import parse_prepare
 from .command import run_command
+from .console import say
 
 
 def run(arguments, name="prepare"):
@@ -36,4 +37,9 @@ def _refuse_flags(arguments, expected, received, flags):
 
 def main(argv=None, name="prepare"):
     """Runs the command and returns its exit code; wrong arguments raise SystemExit."""
-    return run_command(name, lambda: run(parse_prepare(argv, name), name))
+    def work():
+        arguments = parse_prepare(argv, name)
+        run(arguments, name)
+        say(f"{name}: wrote {arguments.output}")
+
+    return run_command(name, work)

@@ -27,7 +27,6 @@ def import_tokens(arguments, kinds, name):
     _tell(name, report)
     kind_names = ", ".join(dict.fromkeys(kind.name for kind in kinds.values() if kind))
     say(f"{name}: {kind_names}: {report.summary()}")
-    say(f"{name}: wrote {arguments.output}")
 
 
 def kind_of_file(path, arguments):

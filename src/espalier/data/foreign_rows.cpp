@@ -254,7 +254,8 @@ void refuse_foreign_file(const std::filesystem::path& path) {
 
 bool needs_conversion(const std::filesystem::path& path, int64_t max_line_bytes, bool skip_bad_rows) {
   std::error_code unknown;
-  if (path.extension() == ".safetensors" || !std::filesystem::is_regular_file(path, unknown)) return false;
+  if (path == "/dev/stdin" || path.extension() == ".safetensors") return false;
+  if (!std::filesystem::is_regular_file(path, unknown)) return false;
   if (const Format* format = format_of(path)) return format->name == kParquet;
   LineReader lines(path, max_line_bytes);
   dom::parser parser;

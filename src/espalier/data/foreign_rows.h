@@ -25,7 +25,8 @@ void refuse_foreign_file(const std::filesystem::path& path);
 
 /// Whether a regular file has records that only `espalier prepare` reads: it is Parquet or one JSON document,
 /// or its first record has no token ids or has them in batches. Later records count if the ones before are no
-/// JSON and skip_bad_rows is set. False for what nothing reads. Throws InputError for damaged compression.
+/// JSON and skip_bad_rows is set. False for what nothing reads, and for standard input. Throws InputError for
+/// damaged compression.
 bool needs_conversion(const std::filesystem::path& path, int64_t max_line_bytes, bool skip_bad_rows);
 
 }  // namespace espalier

@@ -57,8 +57,8 @@ void add_all_commands(std::deque<Command>* all, const std::function<std::string(
 /// (python/espalier/printed/__main__.py has the kinds).
 std::string by_python(const std::string& command, const std::string& kind, std::string_view json);
 
-/// Becomes a Python that converts files to rows with these arguments of `espalier prepare`, and then runs this
-/// program as `inspect` on the rows, with those of `inspect`.
+/// Becomes a Python that converts files to rows with these arguments of `espalier prepare`, and then runs
+/// this program as `inspect` on the rows, with those of `inspect`.
 [[noreturn]] void inspect_converted(const std::vector<std::string>& prepare,
                                     const std::vector<std::string>& inspect);
 

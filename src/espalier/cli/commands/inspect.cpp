@@ -39,8 +39,7 @@ bool needs_conversion(const InspectArguments& flags) {
   const std::vector<std::filesystem::path> files = flags.data.files();
   std::optional<std::filesystem::path> raw, rows;  // the first of each
   for (const std::filesystem::path& file : files) {
-    const bool is_raw =
-        espalier::needs_conversion(file, flags.data.max_row_bytes, flags.data.skip_bad_rows);
+    const bool is_raw = espalier::needs_conversion(file, flags.data.max_row_bytes, flags.data.skip_bad_rows);
     std::optional<std::filesystem::path>& first = is_raw ? raw : rows;
     if (!first) first = file;
   }

@@ -88,6 +88,11 @@ std::string DataFlags::title() const {
   return text;
 }
 
+std::string DataFlags::name() const {
+  const std::vector<std::filesystem::path> paths = named_files();
+  return paths.size() == 1 ? paths.front().string() : title();
+}
+
 Trajectories DataFlags::read_rows(const ReadOptions& options, ReadReport* report) const {
   const std::vector<std::filesystem::path> paths = files();
   try {
@@ -95,13 +100,12 @@ Trajectories DataFlags::read_rows(const ReadOptions& options, ReadReport* report
   } catch (const InputError& error) {
     const std::string message = error.what(), converted = paths.front().string();
     if (converted_from.empty() || !message.starts_with(converted)) throw;
-    throw InputError(title() + message.substr(converted.size()));
+    throw InputError(name() + message.substr(converted.size()));
   }
 }
 
 Trajectories DataFlags::read(const DataUse& use) const {
-  const std::vector<std::filesystem::path> paths = named_files();
-  const std::string name = paths.size() == 1 ? paths.front().string() : title();
+  const std::string name = this->name();
   Progress progress("reading " + name);
   ReadReport report;
   ReadOptions options;

@@ -60,6 +60,7 @@ struct DataFlags {
 
  private:
   std::vector<std::filesystem::path> named_files() const;
+  std::string name() const;  // in messages about all rows
   Trajectories read_rows(const ReadOptions& options, ReadReport* report) const;
 };
 
