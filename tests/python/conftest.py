@@ -2,6 +2,7 @@
 """Shared fixtures: a byte-level ChatML tokenizer with a choice of chat templates, made without any download."""
 
 import importlib
+import itertools
 import json
 import os
 import shlex
@@ -124,8 +125,12 @@ TEMPLATES = {"native": NATIVE, "no_calls": NO_CALLS, "two_roles": TWO_ROLES, "nu
              "object_arguments": OBJECT_ARGUMENTS, "rewrites": REWRITES, "unlocatable": UNLOCATABLE, "prompt_apart": PROMPT_APART}
 
 
-def write_model(folder, template):
-    """A directory with a byte-level tokenizer (256 bytes, two ChatML tokens, one merge) and a template."""
+CHATML = ("<|im_start|>", "<|im_end|>")
+
+
+def write_model(folder, template, specials=CHATML):
+    """A directory with a byte-level tokenizer (256 bytes, one merge, special tokens: the first begins a text, the last ends it) and
+    a template, or several by their names."""
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
@@ -135,13 +140,14 @@ def write_model(folder, template):
     tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[(newline, newline)]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_special_tokens([AddedToken(text, special=True) for text in ("<|im_start|>", "<|im_end|>")])
+    tokenizer.add_special_tokens([AddedToken(text, special=True) for text in specials])
     folder.mkdir(parents=True)
     tokenizer.save(str(folder / "tokenizer.json"))
     (folder / "tokenizer_config.json").write_text(json.dumps({
-        "tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<|im_end|>", "bos_token": "<|im_start|>",
-        "chat_template": template, "clean_up_tokenization_spaces": False}))
-    (folder / "config.json").write_text(json.dumps({"model_type": "llama", "vocab_size": 259}))
+        "tokenizer_class": "PreTrainedTokenizerFast", "eos_token": specials[-1], "bos_token": specials[0],
+        "chat_template": [{"name": name, "template": text} for name, text in template.items()] if isinstance(template, dict) else template,
+        "clean_up_tokenization_spaces": False}))
+    (folder / "config.json").write_text(json.dumps({"model_type": "llama", "vocab_size": 257 + len(specials)}))
     return folder
 
 
@@ -163,6 +169,20 @@ def models(tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
+def model_of(tmp_path_factory):
+    """Returns the directory of a model with another template and special tokens; those of one call are written once."""
+    root, folders = tmp_path_factory.mktemp("models-of-templates"), {}
+
+    def folder(template, specials=CHATML):
+        key = (json.dumps(template), specials)
+        if key not in folders:
+            folders[key] = write_model(root / str(len(folders)), template, specials)
+        return folders[key]
+
+    return folder
+
+
+@pytest.fixture(scope="session")
 def tokenizer(models):
     from espalier.commands.model import load_tokenizer
 
@@ -171,7 +191,8 @@ def tokenizer(models):
 
 @pytest.fixture
 def prepare(models, tmp_path):
-    """Runs `prepare` in this process on rows (or raw lines); returns (exit code, rows of the output)."""
+    """Runs `prepare` in this process on rows (or raw lines); returns (exit code, rows of the output). A model is a name of TEMPLATES,
+    or a directory."""
     from espalier.commands.prepare import main
 
     def run(model, rows, *flags, name="rows.jsonl"):
@@ -180,10 +201,31 @@ def prepare(models, tmp_path):
         chats.write_bytes(b"".join(line + b"\n" for line in lines))
         out = tmp_path / name
         out.unlink(missing_ok=True)
-        code = main(["--model", str(models[model]), str(chats), "-o", str(out), *flags])
+        code = main(["--model", str(models.get(model, model)), str(chats), "-o", str(out), *flags])
         if not out.exists():
             return code, None
         return code, [json.loads(line) for line in out.read_text().splitlines()] if name.endswith("jsonl") else out
+    return run
+
+
+def with_marks(row, tokenizer):
+    """The text of a row. What carries loss stands between \u00ab and \u00bb."""
+    loss = row.get("loss_mask") or row["loss_weights"]
+    stretches = itertools.groupby(zip(row["input_ids"], loss, strict=True), lambda pair: pair[1] > 0)
+    texts = [(has_loss, tokenizer.decode([token for token, _ in pairs])) for has_loss, pairs in stretches]
+    return "".join(f"\u00ab{text}\u00bb" if has_loss else text for has_loss, text in texts)
+
+
+@pytest.fixture
+def marked(prepare, models):
+    """Runs `prepare` as the fixture of that name, which has to succeed; returns the text of each row with marks of loss."""
+    from espalier.commands.model import load_tokenizer
+
+    def run(model, rows, *flags):
+        code, result = prepare(model, rows, *flags)
+        assert code == 0
+        tokenizer = load_tokenizer(models.get(model, model))
+        return [with_marks(row, tokenizer) for row in result]
     return run
 
 

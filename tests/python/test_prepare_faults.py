@@ -159,7 +159,7 @@ BAD_ROWS = {
     "huge id": (b'{"id": ' + BIG + b', "messages": [{"role": "assistant"}]}',
                 "expected integers of at most 4300 digits, received one of 5000"),
     "huge negative number in a list": (b'{"x": [-' + BIG + b"]}", "expected integers of at most 4300 digits"),
-    "surrogate as id": ({"id": "\ud800"} | CHAT, "field `id`: expected text in UTF-8, received an unpaired surrogate"),
+    "surrogate as text": ({"system": 3} | CHAT, "field `system`: expected a text, received 3"),
     "infinite reward": (b'{"messages": [{"role": "assistant"}], "reward": 1e999}', "expected a finite number"),
     "arguments that are deep JSON": (OBJECT_CALL, "the template takes the arguments of a tool call as an object"),
     "terminal codes": ({"messages": [USER, {"role": "\x1b[2J\x9b31m\u202e"}]}, "at least one message with role assistant"),

@@ -3,6 +3,8 @@
 
 import json
 import re
+from dataclasses import dataclass
+from typing import Any
 
 from ..errors import RenderError
 from .messages import REASONING
@@ -19,22 +21,44 @@ def check_answer(message, completion, tally):
         name = call["function"]["name"]
         if name not in completion:
             raise RenderError(f"a tool call of `{name}`, which the template does not write in this turn")
+        if not all(_is_in(key, completion) for key in _argument_names(call["function"]["arguments"])):
+            tally("dropped_arguments")
 
 
-def check_context(messages, turn, text, tokens, tally):
-    """Compares the messages before a turn with the text that ends with it. tokens: a pattern of special tokens."""
-    place, turns = 0, -1
-    for message in messages:
-        turns += message["role"] == "assistant"
+def _argument_names(text):
+    try:
+        arguments = json.loads(text)
+    except (ValueError, RecursionError):
+        arguments = None
+    return arguments if isinstance(arguments, dict) else ()
+
+
+@dataclass
+class Context:
+    """Looks for messages in the growing text of a run, for each once. `count`: of those looked for; they end before `place`."""
+
+    messages: list[dict[str, Any]]
+    count: int = 0
+    place: int = 0
+
+    def lost(self, end, prompt):
+        """The indices of messages before `end`, a turn, whose content its prompt lacks."""
+        for index in range(self.count, end):
+            content = _divided(self.messages[index])[0].strip()
+            at = prompt.find(content, self.place)
+            if at >= 0:
+                self.place = at + len(content)
+            elif not _is_in(content, prompt):
+                yield index
+        self.count = end
+
+
+def check_context(messages, lost, tokens, tally):
+    """Counts messages that are lost, and those that have special tokens. tokens: a pattern of them."""
+    for index, message in enumerate(messages):
         if message["content"] and tokens.search(message["content"]):
             tally("special_tokens")
-        if turns == turn:
-            return
-        content = _divided(message)[0].strip()
-        at = text.find(content, place)
-        if at >= 0:
-            place = at + len(content)
-        elif not _is_in(content, text):
+        if index in lost:
             tally(f"dropped:{message['role']}")
 
 

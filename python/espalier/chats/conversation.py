@@ -9,17 +9,17 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
+from ..commands.arguments import RESERVED
 from ..errors import BadRow
-from ..io.fields import scalar_at, scalar_text
-from ..rows.json_lines import shown
-from .messages import READ_KEYS, checked_messages, checked_schemas
+from ..io.fields import scalar_text, verdict
+from ..rows.json_lines import is_text, shown
+from .messages import MEDIA, READ_KEYS, checked_messages, checked_schemas
 from .shapes import chats_of
 
-MEDIA = ("images", "image", "videos", "video", "audios", "audio", "pixel_values")
-# Arguments of apply_chat_template, which rows cannot have.
-RESERVED = {"conversation", "messages", "tools", "documents", "chat_template", "add_generation_prompt", "tokenize"}
 # Marks of templates. A text that has one was rendered before.
-RENDERED = re.compile(r"<\|[a-zA-Z_]+\|>|<\uff5c[^\uff5c]+\uff5c>|<(?:start|end)_of_turn>|\[/?INST\]")
+RENDERED = re.compile(
+    r"<\|[a-zA-Z_]+\|>|<\uff5c[^\uff5c]+\uff5c>|<(?:start|end)_of_turn>|<\|turn>|<turn\|>|\[/?SYSTEM_PROMPT\]|\[/?INST\]"
+)
 
 
 @dataclass
@@ -52,7 +52,7 @@ class Record:
         return len(self.conversations) > 1
 
 
-def record_of(fields, kind, group_by, specials, tally):
+def record_of(fields, kind, specials, tally):
     """Checks a record (io.fields.Fields) of a kind of shapes.py. specials: texts of the tokenizer's special tokens. tally(kind)
     counts what is worth a note. Raises BadRow."""
     for name in MEDIA:
@@ -61,7 +61,7 @@ def record_of(fields, kind, group_by, specials, tally):
     chats = chats_of(fields, kind)
     tools, schemas = checked_schemas(fields)
     arguments = _arguments(fields)
-    record = Record(group_id=scalar_at(fields, group_by) if group_by else None)
+    record = Record()
     for chat in chats:
         _refuse_rendered(chat, fields, specials)
         checked = checked_messages(chat.messages, chat.context, schemas, tally)
@@ -90,16 +90,13 @@ def _refuse_rendered(chat, fields, specials):
 
 def _read_preference(record, fields):
     if record.conversations[0].side is not None:
-        name = fields.first_of("pair_id", "id", "prompt_id")[1]
-        record.pair_id = str(name) if isinstance(name, (str, int)) and name != "" else None
+        key = next((key for key in ("pair_id", "id", "prompt_id") if _is_name(fields.peek(key))), None)
+        record.pair_id = None if key is None else str(fields.get(key))
         return
     if isinstance(fields.peek("chosen"), bool) and fields.peek("pair_id") is not None:
         record.pair_id, record.chosen = scalar_text(fields.get("pair_id"), "pair_id"), fields.get("chosen")
         return
-    for name in ("chosen", "label", "kto_tag"):
-        if isinstance(fields.peek(name), bool):
-            record.chosen = fields.get(name)
-            return
+    record.chosen = verdict(fields)
 
 
 def _arguments(fields):
@@ -107,7 +104,7 @@ def _arguments(fields):
     arguments = fields.get("chat_template_kwargs", {})
     if isinstance(arguments, str):
         with contextlib.suppress(ValueError, RecursionError):
-            arguments = json.loads(arguments) if arguments.strip() else {}
+            arguments = (json.loads(arguments) if arguments.strip() else None) or {}
     if not isinstance(arguments, dict):
         raise BadRow("chat_template_kwargs", "an object", shown(arguments))
     if reserved := RESERVED & arguments.keys():
@@ -122,12 +119,18 @@ def _arguments(fields):
 
 
 def _name(fields):
-    """The record's name: its id, or task and trial together."""
+    """The record's name: its id, or task and trial together. What cannot be a name is none, and listed as ignored."""
     for key in ("trajectory_id", "conversation_id", "id"):
-        if key in fields:
-            return scalar_text(fields.get(key), key)
-    parts = [scalar_text(fields.get(key), key) for key in ("task_id", "trial") if key in fields]
+        if _is_name(fields.peek(key)):
+            return str(fields.get(key))
+    parts = [str(fields.get(key)) for key in ("task_id", "trial") if _is_name(fields.peek(key))]
     return "/".join(parts) if parts else None
+
+
+def _is_name(value):
+    if isinstance(value, str):
+        return bool(value) and is_text(value)
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
 def _reward(value):

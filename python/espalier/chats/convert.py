@@ -11,7 +11,7 @@ from ..commands.console import clipped
 from ..commands.signals import time_limit
 from ..errors import BadRow, InputError, RenderError, is_failure
 from ..io import atif
-from ..io.fields import Fields, Tally
+from ..io.fields import Fields, Tally, scalar_at
 from ..io.formats import FORMATS
 from .conversation import Record, record_of
 from .encoder import BINARY, JSON, Encoder
@@ -93,6 +93,8 @@ class Converter:
 
     def _checked(self, record, kind, outcome):
         tally = Tally()
+        group_by = self._settings.group_by
+        group_id = scalar_at(Fields(record, tally), group_by) if group_by else None
         if kind == "atif" and FORMATS[kind].matches(record):
             record, kind = atif.chat_of(record, tally), "messages"
         elif not FORMATS[kind].matches(record):
@@ -101,7 +103,9 @@ class Converter:
         def count(what):
             outcome.counts[what] += 1
 
-        return record_of(Fields(record, tally), kind, self._settings.group_by, self._template.ending_tokens, count)
+        checked = record_of(Fields(record, tally), kind, self._template.ending_tokens, count)
+        checked.group_id = group_id
+        return checked
 
     def _convert(self, outcome):
         record, settings = outcome.record, self._settings

@@ -24,7 +24,7 @@ VISIBLE = "".join(character for character in string.printable if not character.i
 # end; between any two digits.
 SPACES, NUMBERS, DIGITS = r"(?<=[!-~])(?= [!-~])", r"(?<=[!-/:-~])(?=[0-9])|(?<=[0-9])(?=[!-/:-~])", r"(?<=[0-9])(?=[0-9])"
 NEIGHBOURS = ("", "a", "23", "'", " ")  # on both sides of such a place
-SAMPLE = "Is it 3.14 or (a-b)?  It's\tf(x)\n\n  \"Ja\", sagt er: {'k': [1, 20, 300]} über 日本語 https://a.b/c?d=e\r\nEnd"
+SAMPLE = "Is it 3.14 or (a-b)?  It's\tf(x)\n\n  \"Ja\", sagt er: {'k': [1, 20, 300]} über 日本語 https://a.b/c?d=e\r\n1234567px"
 
 
 class Encoded(NamedTuple):
@@ -94,7 +94,7 @@ class Encoder:
         left, right = text[max(begin, len(text) - WINDOW) :], later[:WINDOW]
         if self._cuts and (self._cuts.match(later) or (self._cuts.fullmatch(left) and not self._takes_spaces)):
             return False
-        for cuts in (self._spaces, self._numbers):
+        for cuts in (self._cuts, self._spaces, self._numbers):
             right = cuts.split(right, 1)[0] if cuts else right
         key = (left, right, first and len(left) == len(text))
         if key not in self._seams:
@@ -240,13 +240,15 @@ def _cuts_of_words(tokenizer, cuts):
     kinds = [kind for kind in pairs if _always_cut(backend, pairs[kind])]
     if SPACES not in kinds:
         return None, None
-    if any(re.search("[0-9]", token.content) and not (cuts and cuts.fullmatch(token.content)) for token in added):
+    inner = [token for token in added if not (cuts and cuts.fullmatch(token.content))]
+    if any(token.single_word or re.search("[0-9]", token.content) for token in inner):
         kinds = [SPACES]
-    words = re.split("|".join(kinds), SAMPLE)
-    apart = [identity for word in words for identity in backend.encode(word, add_special_tokens=False).ids]
-    if apart != backend.encode(SAMPLE, add_special_tokens=False).ids:
-        return None, None
-    return re.compile(SPACES), re.compile("|".join(kinds[1:])) if kinds[1:] else None
+    ids = backend.encode(SAMPLE, add_special_tokens=False).ids
+    for few in (kinds, [SPACES]):
+        words = re.split("|".join(few), SAMPLE)
+        if [identity for word in words for identity in backend.encode(word, add_special_tokens=False).ids] == ids:
+            return re.compile(SPACES), re.compile("|".join(few[1:])) if few[1:] else None
+    return None, None
 
 
 def _always_cut(backend, pairs):

@@ -20,7 +20,9 @@ SHAREGPT_ROLES = ("user", "assistant", "system", "developer", "tool", *ROLES, "t
 CALL_ROLES = ("tool_call", "function_call")  # ms-swift and LLaMA-Factory: a message whose content is the call
 MARKS = ("weight", "loss", "train", "training", "trainable", "loss_mask", "loss_weight")
 REASONING = ("reasoning_content", "reasoning", "thinking")
-READ_KEYS = frozenset(("role", "content", "from", "value", "tool_calls", "function_call", "tool_call_id", "name", *REASONING))
+READ_KEYS = frozenset(("role", "content", "tool_calls", "function_call", "tool_call_id", "name", *REASONING))
+ARGUMENTS = ("arguments", "parameters", "args", "input")  # OpenAI, Llama 3, LangChain, Anthropic
+MEDIA = ("images", "image", "videos", "video", "audios", "audio", "pixel_values")
 NULL_KEYWORDS = ("default", "const")  # of JSON Schema, where null is a value
 
 
@@ -38,27 +40,37 @@ def checked_messages(values, context, schemas, tally):
     if not isinstance(values, list) or not values:
         raise BadRow("messages", "a non-empty list of chat messages", shown(values))
     result = Messages([], [])
-    joins = False  # the next call belongs to the last message
     for index, value in enumerate(values):
         name = f"messages[{index}]"
         message = _in_names_of_openai(value, name)
         mark = _mark(message, name)
         weight = 0.0 if index < context else 1.0 if mark is None else mark
-        if message["role"] in CALL_ROLES:
+        is_call = message["role"] in CALL_ROLES
+        if is_call:
             message = _call_message(message, name)
-            if joins and result.weights[-1] == weight:
-                _join(result.messages[-1], message)
-                continue
         elif mark and message["role"] != "assistant":
             tally("marked_others")
-        joins = message["role"] == "assistant"
         _check(message, name, schemas, tally)
+        if is_call and _continues(result, message, weight):
+            last = result.messages[-1]
+            calls = [*last.get("tool_calls", []), *message["tool_calls"]]
+            result.messages[-1] = {**message, **last, "tool_calls": calls}
+            continue
         result.messages.append(message)
-        if joins:
+        if message["role"] == "assistant":
             result.weights.append(weight)
+            if not message["content"] and "tool_calls" not in message:
+                tally("empty_answers")
     if not result.weights:
         raise BadRow("messages", "at least one message with role assistant", "none")
     return result
+
+
+def _continues(result, message, weight):
+    """Whether a message of calls belongs to the one before it: nothing stands between them."""
+    last = result.messages[-1] if result.messages else {}
+    both_think = all(any(each.get(key) for key in REASONING) for each in (last, message))
+    return last.get("role") == "assistant" and result.weights[-1] == weight and not both_think
 
 
 def _in_names_of_openai(value, name):
@@ -76,6 +88,11 @@ def _in_names_of_openai(value, name):
     if not isinstance(role, str) or not role:
         raise BadRow(f"{name}.role", "a non-empty string", shown(role))
     message["role"] = ROLES.get(role, role)
+    for key in MEDIA:
+        if message.get(key) not in (None, "", [], {}):
+            raise BadRow(f"{name}.{key}", "text alone, since rows have tokens only", "images or other inputs")
+    if "content" not in message and isinstance(message.get("text"), str):
+        raise BadRow(f"{name}.content", "the text of a message", "none, but one in `text`")
     message.setdefault("content", None)
     return message
 
@@ -83,6 +100,7 @@ def _in_names_of_openai(value, name):
 def _mark(message, name):
     """The weight that the message's marks give its loss; None without one."""
     marks = {key: message.pop(key) for key in MARKS if key in message}
+    marks = {key: value for key, value in marks.items() if value == value}  # NaN, which tables have where there is none, is none
     for key, value in marks.items():
         if not isinstance(value, (bool, int, float)) or not math.isfinite(value) or value < 0:
             raise BadRow(f"{name}.{key}", "true, false, or a finite number >= 0", shown(value))
@@ -109,26 +127,34 @@ def _call_message(message, name):
     for call in calls:
         if not isinstance(call, dict) or not isinstance(call.get("name"), str):
             raise BadRow(f"{name}.content", "a tool call with name and arguments", shown(call))
-    result = {"role": "assistant", "content": None, "tool_calls": [{"function": call} for call in calls]}
-    return result if reasoning is None else {**result, "reasoning_content": reasoning}
-
-
-def _join(message, later):
-    """Appends the calls of a message to those of the one before it: nothing stands between them."""
-    calls = message.get("tool_calls", [])
-    message["tool_calls"] = calls + [_tool_call(call, "tool_call", {}, lambda kind: None) for call in later["tool_calls"]]
+    if "tool_calls" in message:
+        raise BadRow(f"{name}.tool_calls", f"no calls beside those of role {message['role']}", shown(message["tool_calls"]))
+    result = {**message, "role": "assistant", "content": None, "tool_calls": calls}
+    return result if not reasoning else {**result, "reasoning_content": reasoning}
 
 
 def _check(message, name, schemas, tally):
-    content = message["content"]
-    message["content"], thoughts = _content(content, f"{name}.content")
-    if thoughts:
-        message.setdefault("reasoning_content", thoughts)
+    message["content"], thoughts = _content(message["content"], f"{name}.content")
+    _check_thoughts(message, thoughts, name, tally)
     calls = _calls(message, name)
     if calls:
         if message["role"] != "assistant":
             raise BadRow(f"{name}.tool_calls", "tool calls in assistant messages only", f"role {shown(message['role'])}")
         message["tool_calls"] = [_tool_call(call, f"{name}.tool_calls[{i}]", schemas, tally) for i, call in enumerate(calls)]
+
+
+def _check_thoughts(message, of_parts, name, tally):
+    """Makes one text of the reasoning that a message has under several names, and in its parts."""
+    texts = {key: message[key] for key in REASONING if message.get(key)}
+    for key, text in texts.items():
+        if not isinstance(text, str):
+            raise BadRow(f"{name}.{key}", "a text", shown(text))
+    if len({*texts.values(), *([of_parts] if of_parts else [])}) > 1:
+        raise BadRow(name, f"one reasoning in {', '.join(map('`{}`'.format, texts))} and in parts", "several")
+    if of_parts:
+        message.setdefault("reasoning_content", of_parts)
+    if (texts or of_parts) and message["role"] != "assistant":
+        tally("thoughts_of_others")
 
 
 def _content(value, name):
@@ -162,7 +188,9 @@ def _calls(message, name):
             raise BadRow(f"{name}.tool_calls", "a list, or the JSON of one", shown(calls)) from None
     if "function_call" in message:  # the older name of a single tool call
         call = message.pop("function_call")
-        calls = [{"function": call}] if calls in ([], None) else calls
+        if calls not in ([], None) and calls != [{**calls[0], "function": call}]:
+            raise BadRow(f"{name}.function_call", "the call of `tool_calls`, or one of both fields", shown(call))
+        calls = calls or [{"function": call}]
     if not isinstance(calls, list):
         raise BadRow(f"{name}.tool_calls", "a list", shown(calls))
     return calls
@@ -176,15 +204,18 @@ def _tool_call(call, name, schemas, tally):
             raise BadRow(name, "an object, or the JSON of one", shown(call)) from None
     if isinstance(call, dict) and "function" not in call and isinstance(call.get("name"), str):
         call = {
-            **{key: value for key, value in call.items() if key not in ("name", "arguments")},
-            "function": {"name": call["name"], "arguments": call.get("arguments")},
+            **{key: value for key, value in call.items() if key not in ("name", *ARGUMENTS)},
+            "function": {key: call[key] for key in ("name", *ARGUMENTS) if key in call},
         }
     function = call.get("function") if isinstance(call, dict) else None
     if not isinstance(function, dict):
         raise BadRow(f"{name}.function", "an object with name and arguments", shown(function))
     if not isinstance(function.get("name"), str):
         raise BadRow(f"{name}.function.name", "a string", shown(function.get("name")))
-    arguments = function.get("arguments")
+    names = [key for key in ARGUMENTS if function.get(key) is not None]
+    if len(names) > 1:
+        raise BadRow(f"{name}.function", "arguments under one name", " and ".join(map("`{}`".format, names)))
+    arguments = function[names[0]] if names else None
     if isinstance(arguments, dict):
         arguments = _arguments_text(_without_nulls(arguments, schemas.get(function["name"]), tally), name)
     elif arguments is None or (isinstance(arguments, str) and not arguments.strip()):
@@ -202,11 +233,16 @@ def _without_nulls(arguments, names, tally):
     """The arguments without those that are null and that the function does not have: writers of tables fill them in. Nulls of
     arguments that it has stay, and are counted."""
     result = {key: value for key, value in arguments.items() if value is not None or names is None or key in names}
-    if any(value is None for value in result.values()):
+    if _has_null(result):
         tally("null_arguments")
     if len(result) < len(arguments):
         tally("null_arguments_left_out")
     return result
+
+
+def _has_null(value):
+    values = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return any(item is None or _has_null(item) for item in values)
 
 
 def _arguments_text(arguments, name):
@@ -243,7 +279,7 @@ def checked_schemas(fields):
 def _parsed_schemas(schemas, name):
     try:
         if isinstance(schemas, str):
-            schemas = json.loads(schemas) if schemas.strip() else []
+            schemas = (json.loads(schemas) if schemas.strip() else None) or []
         if isinstance(schemas, list):
             schemas = [json.loads(schema) if isinstance(schema, str) else schema for schema in schemas]
     except (ValueError, RecursionError):

@@ -49,7 +49,6 @@ def prepare_chats(arguments, kinds, name):
     for line in report.notes():
         say(f"{name}: {line}")
     say(f"{name}: {report.summary()}")
-    say(f"{name}: wrote {arguments.output}")
 
 
 def _template(arguments, tokenizer, name):

@@ -2,6 +2,7 @@
 """What a chat template writes of a conversation, found by rendering small ones of unique words."""
 
 import json
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -31,7 +32,11 @@ def schema(name, *keys):
         "function": {
             "name": name,
             "description": "x",
-            "parameters": {"type": "object", "properties": {key: {"type": "string"} for key in keys}},
+            "parameters": {
+                "type": "object",
+                "properties": {key: {"type": "string", "description": "x"} for key in keys},
+                "required": [*keys],
+            },
         },
     }
 
@@ -41,6 +46,16 @@ def common_length(*texts):
     return next(
         (at for at, (first, *others) in enumerate(zip(*texts)) if others.count(first) < len(others)), min(map(len, texts))
     )
+
+
+def outside_of_tokens(at, texts, tokens):
+    """The place `at` of texts, or the beginning of the token that it lies in."""
+    for text in texts:
+        for token in tokens:
+            begin = text.rfind(token, max(0, at - len(token) + 1), at + len(token) - 1)
+            if begin >= 0:
+                at = begin
+    return at
 
 
 def user(text=USER):
@@ -79,10 +94,13 @@ class Forms:
 @dataclass
 class Probes:
     """The findings about a template. render(messages, add_generation_prompt, tools) renders, or raises RenderError.
-    `reasons`: the words of its refusals. `needs_tools`: whether it rendered the last probe with tools alone."""
+    `tokens`: the tokenizer's added tokens. `end`: the one that ends its texts. `reasons`: the words of its refusals. `needs_tools`:
+    whether it rendered the last probe with tools alone."""
 
     render: Callable[..., str]
     parts: bool = False
+    tokens: list[str] = field(default_factory=list)
+    end: str = ""
     needs_tools: bool = False
     reasons: list = field(default_factory=list)
 
@@ -163,10 +181,20 @@ class Probes:
             return "escapes their arguments twice"
         if "None" in text:
             return "writes null content as None"
-        return None
+        return "writes an empty turn behind them" if self._begins_anew(text) else None
 
     def _beside_fault(self, forms):
-        return None if self.writes(forms.calls(BESIDE), BESIDE) else "drops the content of messages with tool calls"
+        text = self.text(forms.calls(BESIDE))
+        if text is None or BESIDE not in text:
+            return "drops the content of messages with tool calls"
+        return "writes the content of messages with tool calls as a turn of its own" if self._begins_anew(text) else None
+
+    def _begins_anew(self, text):
+        """Whether the message of a call is written as two turns."""
+        turn = text.partition(USER)[2].partition(RESULT)[0]
+        begin = min(at for at in (turn.find(BESIDE), turn.find(FUNCTION), len(turn)) if at >= 0)
+        again = re.escape(self.end) + r"\s*" + re.escape(self.header.rstrip())
+        return bool(self.end and self.header) and re.search(again, turn[begin:]) is not None
 
     def writes_results(self):
         return self.writes([user(), answer(), {"role": "tool", "content": RESULT}], RESULT)
@@ -217,6 +245,25 @@ class Probes:
             None,
         )
 
+    def prompts(self, turn):
+        """Whether the generation prompt begins a turn behind a question."""
+        prompt, whole = self.text([user()]), self.text([user(), turn], False)
+        return bool(prompt and whole) and whole.startswith(prompt)
+
+    @cached_property
+    def header(self):
+        """What the template writes before any answer to a question: as generation prompt, and in rendered turns."""
+        question, prompt = self.text([user()], False), self.text([user()])
+        answers = [answer()] + ([answer(**{self.reasoning_key: THOUGHT})] if self.reasoning_key else [])
+        turns = [self.text([user(), turn], False) for turn in answers]
+        if not question or not prompt or None in turns:
+            return ""
+        generation = prompt[outside_of_tokens(common_length(question, prompt), (question, prompt), self.tokens) :].lstrip()
+        openings = [re.split(f"{ANSWER}|{THOUGHT}", turn.partition(USER)[2])[0] for turn in turns]
+        lengths = range(len(generation), 0, -1)
+        end = next((end for end in lengths if all(generation[:end] in opening for opening in openings)), 0)
+        return generation[: outside_of_tokens(end, (generation,), self.tokens)]
+
     def ends(self):
         """What the template writes behind the last answer of a conversation, as (what it writes there in the middle as well, the
         rest, whether it writes the generation prompt without being told to)."""
@@ -226,5 +273,5 @@ class Probes:
         if not whole or not longer or whole.count(ANSWER) != 1 or longer.count(ANSWER) != 1:
             return "", "", False
         end, middle = whole.partition(ANSWER)[2], longer.partition(ANSWER)[2]
-        shared = common_length(end, middle)
+        shared = outside_of_tokens(common_length(end, middle), (end, middle), self.tokens)
         return end[:shared], end[shared:], whole == self.text(messages)

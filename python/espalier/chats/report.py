@@ -47,8 +47,11 @@ NOTES = {
         "turn",
         "with content beside tool calls, which the template does not render; --tool-calls content writes both; first {first}",
     ),
+    "dropped_arguments": ("tool call", "with arguments that the template does not write; first {first}"),
     "developer_as_system": ("message", "of role developer as system messages, since the template does not write that role"),
     "special_tokens": ("message", "whose text has special tokens of the tokenizer, which are encoded as such; first {first}"),
+    "empty_answers": ("turn", "without content or tool calls: the model learns to end at once; first {first}"),
+    "thoughts_of_others": ("message", "of other roles than assistant with reasoning, which is not rendered; first {first}"),
     "short_ids": ("message", "with ids of tool calls of nine letters and digits in place of theirs, which the template refuses"),
     "null_arguments": ("tool call", "with arguments that are null, which stay as the file has them; first {first}"),
     "null_arguments_left_out": (

@@ -10,17 +10,19 @@
 Loss is on what was answered: not on answers in a prompt, in a logged request, or in the turns that both sides of a pair share.
 """
 
+import contextlib
 import json
 from dataclasses import dataclass
 from typing import Any
 
 from ..errors import BadRow
 from ..rows.json_lines import shown
-from .messages import ROLES
+from .messages import REASONING, ROLES, SHAREGPT_ROLES
 
 COMPLETIONS = ("completion", "response", "answer", "output")
 PROMPTS = ("prompt", "question", "query", "input")
 TEXT_PROMPTS = ("prompt", "question", "query")  # of preference pairs
+CONTENTS = {"content", "value", "tool_calls", "function_call"}
 REJECTED = ("rejected_response", "rejected_messages")
 TOKENS = "token ids, which are rows already: pass them to `espalier train`, `inspect` or `verify`"
 
@@ -40,8 +42,11 @@ def chats_of(fields, kind):
     """The chats of a record (io.fields.Fields): one, or the two sides of a pair. kind: "messages", "sharegpt",
     "prompt-completion" or "preference". Raises BadRow."""
     chats = _READERS[kind](fields)
-    before = _system(fields, chats)
+    rejected = next((name for name in REJECTED if name in fields), None)
+    if rejected and kind != "preference":
+        chats = _with_rejected(chats[0], fields.get(rejected), rejected)
     for chat in chats:
+        before = _system(fields, chat)
         chat.messages = before + chat.messages
         chat.context += len(before)
     return chats
@@ -83,39 +88,50 @@ def is_preference(record):
 
 def _messages(fields):
     messages = _list_of(fields, "messages")
-    rejected = next((name for name in REJECTED if name in fields), None)
-    if rejected:
-        other = _turns(fields.get(rejected), rejected, "assistant")
-        last = len(messages) - 1
-        while last > 0 and _role(messages[last - 1]) == "assistant":
-            last -= 1
-        if rejected == "rejected_response":
-            other = messages[:last] + other
-        return _pair(messages, other)
-    if "response" in fields:
+    if "response" in fields and not any(name in fields for name in REJECTED):
         return [_logged(messages, _answer(fields.get("response")))]
     return [Chat(messages)]
+
+
+def _with_rejected(chat, value, name):
+    """A pair of a chat and its last answer, or all of its messages, as they were rejected."""
+    others = _turns(value, name, "assistant")
+    last = len(chat.messages) - 1
+    while last > 0 and _role(chat.messages[last - 1]) == "assistant":
+        last -= 1
+    if name == "rejected_response":
+        others = chat.messages[:last] + others
+    return _pair(chat.messages, others, chat.context, chat.texts)
 
 
 def _logged(messages, answer):
     """The chat of a request and its answer, which some programs also append to the messages."""
     if messages and _role(messages[-1]) == "assistant":
-        if _content(messages[-1]) != _content(answer):
-            raise BadRow("response", "the last message of the assistant, or messages that end before it", shown(_content(answer)))
-        return Chat(messages)
-    return Chat([*messages, answer], context=len(messages))
+        last = messages[-1]
+        if _essence(last)[1:3] != _essence(answer)[1:3]:
+            expected = "the last message of the assistant, or messages that end before it"
+            raise BadRow("response", expected, shown(_content(answer) or answer))
+        answer = last | {key: value for key, value in answer.items() if value is not None}
+        messages = messages[:-1]
+    return Chat([*messages, answer], len(messages))
 
 
 def _answer(response):
     """The message of a logged answer: a text, a message, or OpenAI's object with `choices`."""
-    response = _parsed(response)
+    if isinstance(response, str) and response.lstrip()[:1] == "{":
+        with contextlib.suppress(ValueError, RecursionError):
+            parsed = json.loads(response)
+            response = parsed if "choices" in parsed else response
     if isinstance(response, dict) and "choices" in response:
         choices = response["choices"]
         choice = choices[0] if isinstance(choices, list) and len(choices) == 1 else None
         response = choice.get("message") if isinstance(choice, dict) else None
         if not isinstance(response, dict):
             raise BadRow("response.choices", "one choice with a message", shown(choices))
-    return _turns(response, "response", "assistant")[0]
+    messages = _turns(response, "response", "assistant")
+    if len(messages) != 1:
+        raise BadRow("response", "one message of the assistant", f"{len(messages)}")
+    return messages[0]
 
 
 def _sharegpt(fields):
@@ -130,8 +146,13 @@ def _prompt_completion(fields):
     completion, answer = fields.first_of(*COMPLETIONS)
     before = _history(fields)
     question = _turns(values, prompt, "user")
-    texts = (prompt,) if isinstance(values, str) else ()
-    answers = _turns(answer, completion, "assistant")
+    texts = (prompt,) if isinstance(_parsed(values), str) else ()
+    if completion == "response" and isinstance(answer, dict):
+        answers = [_answer(answer)]
+    else:
+        answers = _turns(answer, completion, "assistant", parse=not texts)
+    if before:  # is learned, unlike answers in the question
+        question = [{**message, "weight": 0} if _role(message) == "assistant" else message for message in question]
     return [Chat([*before, *question, *answers], 0 if before else len(question), texts=texts)]
 
 
@@ -167,21 +188,31 @@ def _preference(fields):
         return _pair(chosen, rejected, len(prompt))
     name, value = fields.first_of(*TEXT_PROMPTS)
     if name is None and "instruction" in fields:
-        name, value = "prompt", "\n\n".join(part for part in (fields.get("instruction"), fields.get("input")) if part)
+        parts = {part: fields.get(part) or "" for part in ("instruction", "input")}
+        for part, text in parts.items():
+            if not isinstance(text, str):
+                raise BadRow(part, "a text", shown(text))
+        name, value = "instruction", "\n\n".join(filter(None, parts.values()))
     if name is None:
         name = next((name for name in ("conversations", "conversation", "messages") if name in fields), None)
         value = None if name is None else _list_of(fields, name)
     prompt = [] if value is None else _history(fields) + _turns(value, name, "user")
-    sides = []
+    is_text = isinstance(_parsed(value), str)
+    sides, shared = [], len(prompt)
     for side in ("chosen", "rejected"):
         answer = fields.get(side)
-        if isinstance(answer, str) and not prompt:
+        if isinstance(answer if is_text else _parsed(answer), str) and not prompt:
             raise BadRow(side, "a text with a `prompt`, or a list of messages", shown(answer))
-        turns = _turns(answer, side, "assistant")
-        repeats = bool(prompt) and len(turns) > len(prompt) and _same(turns[: len(prompt)], prompt)
-        sides.append(turns if repeats else prompt + turns)
+        turns = _turns(answer, side, "assistant", parse=not is_text)
+        if prompt and _role(turns[0]) != "assistant" and any(_essence(turn)[:2] == _essence(prompt[-1])[:2] for turn in turns):
+            sides.append(turns)  # the whole conversation, which has the prompt in it
+            shared = 0
+        elif is_text and _role(turns[0]) != "assistant":
+            raise BadRow(name, f"the text of a message of `{side}`, which is a whole conversation", shown(value))
+        else:
+            sides.append(prompt + turns)
     chosen, rejected = sides
-    return _pair(chosen, rejected, len(prompt), (name,) if isinstance(value, str) else ())
+    return _pair(chosen, rejected, shared, (name,) if is_text else ())
 
 
 def _pair(chosen, rejected, prompt=0, texts=()):
@@ -192,8 +223,8 @@ def _pair(chosen, rejected, prompt=0, texts=()):
     return [Chat(chosen, shared, "chosen", texts), Chat(rejected, shared, "rejected", texts)]
 
 
-def _system(fields, chats):
-    """Messages of the fields `system`, `system_prompt` and `developer`, which stand before all others."""
+def _system(fields, chat):
+    """Messages of the fields `system`, `system_prompt` and `developer`, which stand before all others of a chat."""
     before: list[dict[str, Any]] = []
     for name, role in (("system", "system"), ("system_prompt", "system"), ("developer", "developer")):
         text = fields.get(name)
@@ -201,18 +232,17 @@ def _system(fields, chats):
             continue
         if not isinstance(text, str):
             raise BadRow(name, "a text", shown(text))
-        others = [message["content"] for message in before if message["role"] == role]
-        others += [_content(message) for chat in chats for message in chat.messages[:2] if _role(message) == role]
-        if any(other != text for other in others):
+        others = [_essence(message)[1] for message in before + chat.messages[:2] if _role(message) == role]
+        if any(other != text.strip() for other in others):
             raise BadRow(name, f"the same text as the other {role} message, or no such message", shown(text))
         if not others:
             before.append({"role": role, "content": text})
     return before
 
 
-def _turns(value, name, role):
-    """Messages of a text, a message, or a list of messages."""
-    value = _parsed(value)
+def _turns(value, name, role, parse=True):
+    """Messages of a text, a message, or a list of messages. parse: a JSON text of messages is one as well."""
+    value = _parsed(value) if parse else value
     if isinstance(value, str):
         return [{"role": role, "content": value}]
     if isinstance(value, dict) and (_role(value) or "content" in value):
@@ -225,14 +255,15 @@ def _turns(value, name, role):
 
 
 def _list_of(fields, name):
-    value = _parsed(fields.get(name))
+    value = fields.get(name)
+    value = [] if isinstance(value, str) and value.strip() in ("", "[]") and name == "history" else _parsed(value)
     if not isinstance(value, list) or not (value or name == "history"):
-        raise BadRow(name, "a non-empty list of chat messages", shown(value))
+        raise BadRow(name, "a list of pairs of texts" if name == "history" else "a non-empty list of chat messages", shown(value))
     return value
 
 
 def _parsed(value):
-    """The messages of a JSON text, which columns of one type need; other values, and answers that are JSON, stay."""
+    """The messages of a JSON text, which columns of one type need; other values stay."""
     if not isinstance(value, str) or value.lstrip()[:1] not in ("[", "{"):
         return value
     try:
@@ -240,8 +271,10 @@ def _parsed(value):
     except (ValueError, RecursionError):
         return value
     items = parsed if isinstance(parsed, list) else [parsed]
-    is_chat = bool(items) and all(isinstance(item, dict) and (_role(item) or "choices" in item) for item in items)
-    return parsed if is_chat or parsed == [] else value
+    is_chat = bool(items) and all(
+        isinstance(item, dict) and _role(item) in SHAREGPT_ROLES and CONTENTS & item.keys() for item in items
+    )
+    return parsed if is_chat else value
 
 
 def _role(message):
@@ -253,20 +286,27 @@ def _content(message):
     return message.get("content", message.get("value")) if isinstance(message, dict) else None
 
 
+def _essence(message):
+    """What a message says, whatever its form: role, text, calls, and thoughts."""
+    if not isinstance(message, dict):
+        return message, "", [], ""
+    content, calls = _content(message) or "", []
+    if isinstance(content, list):
+        content = "".join(part.get("text") or "" if isinstance(part, dict) else str(part) for part in content)
+    for call in message.get("tool_calls") or [{"function": message.get("function_call")}]:
+        function = call.get("function") or call if isinstance(call, dict) else call
+        arguments = function.get("arguments") if isinstance(function, dict) else None
+        if isinstance(arguments, str):
+            with contextlib.suppress(ValueError, RecursionError):
+                arguments = json.loads(arguments)
+        calls.append((function.get("name"), arguments) if isinstance(function, dict) else function)
+    thoughts = next((message[key] for key in REASONING if message.get(key)), "")
+    return _role(message), content.strip() if isinstance(content, str) else content, calls, thoughts
+
+
 def _same(some, others):
-    """Whether two messages say the same, whatever their keys of roles and contents are called."""
-
-    def bare(message):
-        if not isinstance(message, dict):
-            return message
-        rest = {key: value for key, value in message.items() if value is not None}
-        return {
-            "role": _role(rest),
-            "content": _content(rest),
-            **{key: value for key, value in rest.items() if key not in ("role", "from", "content", "value")},
-        }
-
-    return [bare(message) for message in some] == [bare(message) for message in others]
+    """Whether messages say the same."""
+    return list(map(_essence, some)) == list(map(_essence, others))
 
 
 def _without(record):

@@ -10,7 +10,7 @@ from typing import Any
 from ..commands.console import clipped
 from ..errors import RenderError
 from .messages import REASONING
-from .probes import SWITCHES, Probes, answer, user
+from .probes import SWITCHES, THOUGHT, Probes, answer
 from .views import views_of
 
 MOST_VARIANTS = 256  # of arguments that rows bring
@@ -32,7 +32,8 @@ class ChatTemplate:
         self.tokenizer = tokenizer
         self.arguments = arguments or {}
         self._variants: dict[str, ChatTemplate] = {}
-        self.probes = Probes(self._rendered)
+        self.added_tokens = _texts(token.content for token in tokenizer.added_tokens_decoder.values())
+        self.probes = Probes(self._rendered, tokens=self.added_tokens, end=tokenizer.eos_token or "")
         if not self.probes.find_parts():
             raise ValueError(
                 "expected a chat template that writes the texts of messages, received one that drops them as texts "
@@ -98,28 +99,32 @@ class ChatTemplate:
 
     def reads(self, key):
         """Whether the template mentions a key of messages."""
-        return re.search(rf"\b{re.escape(key)}\b", self.source) is not None
+        key = re.escape(key)
+        pattern = rf"""\.{key}\b|[\[(]\s*['"]{key}['"]|['"]{key}['"]\s+(?:not\s+)?in\b"""
+        return re.search(pattern, self.source) is not None
 
     @cached_property
     def end_of_text(self):
         """What stands at the end of a rendered conversation and belongs to no turn: a last token that only whole texts have, or
         a generation prompt that is always there."""
         shared, rest, prompts = self.probes.ends()
-        tokens = [self.tokenizer.eos_token] if prompts and self.tokenizer.eos_token in shared else self.ending_tokens
-        if prompts:
-            ending = next((token for token in tokens if token in shared), None)
-            return shared[shared.rindex(ending) + len(ending) :] + rest if ending else ""
-        return rest if any(shared.rstrip().endswith(token) for token in tokens) else ""
+        ending = self.tokenizer.eos_token
+        if not ending or ending not in shared:
+            ending = next((token for token in self.ending_tokens if token in shared), None) if prompts else None
+        if rest and ending:
+            return shared[shared.rindex(ending) + len(ending) :] + rest
+        return rest if any(shared.rstrip().endswith(token) for token in self.ending_tokens) else ""
 
     @cached_property
     def cure(self):
-        """Arguments of the template with which its generation prompt begins an answer without thoughts, as JSON; None."""
-        for name in SWITCHES:
+        """Arguments of the template with which its generation prompt begins answers that it does not begin without them, as
+        JSON; None. Answers without thoughts are looked at first."""
+        thoughts = {self.probes.reasoning_key: THOUGHT} if self.probes.reasoning_key else {}
+        turn = next((turn for turn in (answer(), answer(**thoughts)) if not self.probes.prompts(turn)), None)
+        for name in SWITCHES if turn else ():
             for value in (False, True):
                 if re.search(rf"\b{name}\b", self.source) and name not in self.arguments:
-                    probes = Probes(self._with({name: value}), self.probes.parts)
-                    prompt, whole = probes.text([user()]), probes.text([user(), answer()], False)
-                    if prompt and whole and whole.startswith(prompt):
+                    if Probes(self._with({name: value}), self.probes.parts).prompts(turn):
                         return json.dumps({name: value})
         return None
 
@@ -201,6 +206,8 @@ class ChatTemplate:
                 f"{len(message['tool_calls'])} tool calls of a message, of which the template does not write all; "
                 "--tool-calls content does"
             )
+        if self.probes.refuses_long_ids and any(call.get("id") is None for call in message["tool_calls"]):
+            raise RenderError("a tool call without an id, which the template needs; --tool-calls content needs none")
         if any(self._needs_other_id(call.get("id")) for call in message["tool_calls"]):
             tally("short_ids")
             message["tool_calls"] = [
@@ -262,7 +269,12 @@ class ChatTemplate:
 def _special_tokens(tokenizer):
     """Texts of the tokenizer's special tokens, longest first."""
     added = {token.content for token in tokenizer.added_tokens_decoder.values() if token.special}
-    return sorted(added | set(tokenizer.all_special_tokens), key=lambda text: (-len(text), text))
+    return _texts(added | set(tokenizer.all_special_tokens))
+
+
+def _texts(tokens):
+    """The texts of tokens, longest first."""
+    return sorted(filter(None, tokens), key=lambda text: (-len(text), text))
 
 
 def _short_id(identity):

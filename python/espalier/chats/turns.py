@@ -20,8 +20,8 @@ written.
 from dataclasses import dataclass, field
 
 from ..errors import RenderError
-from .checks import check_answer, check_context
-from .probes import common_length
+from .checks import Context, check_answer, check_context
+from .probes import common_length, outside_of_tokens
 
 TAILS = (400, 100)  # characters before the generation prompt by which the end of a prompt is found
 SENTINEL = "\u2603 espalier probe \u2603"
@@ -61,8 +61,9 @@ def render(template, messages, weights, tools, tally):
     rendered = Rendered([])
     adapted = template.adapt(messages, tally)
     views = template.views(adapted, tools)
-    answers = [message for message in messages if message["role"] == "assistant"]
+    origins = [index for index, message in enumerate(messages) if message["role"] == "assistant"]
     written = ""  # prompt and completion of the last turn of the current run
+    lost: set[int] = set()  # messages that a prompt lacks
     places = [index for index, message in enumerate(adapted) if message["role"] == "assistant"]
     for turn, index in enumerate(places):
         texts = _prompt_and_rest(template, views, adapted, index, tools, tally) if index else None
@@ -74,21 +75,22 @@ def render(template, messages, weights, tools, tally):
         if not closed:
             tally("open_turns")
         completion = rest[:end]
-        check_answer(answers[turn], completion, tally)
+        check_answer(messages[origins[turn]], completion, tally)
         if rendered.runs and prompt.startswith(written):
             run = rendered.runs[-1]
             run.texts.append(prompt[len(written) :])
         else:
             if rendered.runs and rendered.rewritten_at is None:
                 rendered.rewritten_at = turn
-            run = Run(texts=[prompt])
+            run, context = Run(texts=[prompt]), Context(messages)
             rendered.runs.append(run)
+        lost.update(context.lost(origins[turn], prompt))
         run.turns.append(turn)
         run.texts.append(completion)
         run.weights.append(weights[turn])
         written = prompt + completion
     if rendered.runs:
-        check_context(messages, rendered.runs[-1].turns[-1], written, template.special_tokens, tally)
+        check_context(messages[: origins[run.turns[-1]] + 1], lost, template.special_tokens, tally)
     return rendered
 
 
@@ -99,44 +101,48 @@ def _prompt_and_rest(template, views, messages, index, tools, tally):
         full.encode("utf-8")
     except UnicodeEncodeError:
         raise RenderError("text with an unpaired surrogate, which tokenizers do not accept") from None
-    if full.startswith(prompt):
+    header = template.probes.header
+    is_prefix = full.startswith(prompt)
+    if is_prefix and (not header or prompt.endswith(header) or header not in full[len(prompt) :]):
         return prompt, full[len(prompt) :]
-    base = views.answered(index - 1)
+    base = views.answered(index - 1).removesuffix(template.end_of_text)
+    generation = prompt[len(base) :] if prompt.startswith(base) else ""
+    if is_prefix and header in generation:
+        return prompt, full[len(prompt) :]
     other = template.views([*messages[:index], *template.probes.in_form([{"role": "assistant", "content": SENTINEL}])], tools)
-    parting = common_length(prompt, full, other.answered(index))  # whatever the answer begins with
-    parting = _outside_of_tokens(parting, (prompt, full), template.ending_tokens)
+    opening = common_length(full, other.answered(index))  # whatever the answer begins with
+    parting = outside_of_tokens(min(opening, common_length(prompt, full)), (prompt, full), template.added_tokens)
     if prompt.startswith(base) and full.startswith(base) and parting >= len(base):
         tally("differing_prompts")
-        return full[:parting], full[parting:]
-    generation = prompt[len(base) :] if prompt.startswith(base) else ""
+        begin = _behind_header(full, parting, opening, header)
+        return full[:begin], full[begin:]
     texts = filter(None, map(template.probes.content_text, reversed(messages[:index])))
-    begin = _behind_prompt(prompt, full, generation, next(texts, ""), parting)
+    begin = _behind_prompt(prompt, full, generation, next(texts, ""), (parting, opening))
     if begin is None:
         return None
     tally("differing_history")
-    return prompt, full[begin:]
+    behind = _behind_header(full, begin, opening, header)
+    return prompt + full[begin:behind], full[behind:]
 
 
-def _behind_prompt(prompt, full, generation, content, parting):
+def _behind_header(full, begin, opening, header):
+    """Where the answer begins in a rendered turn: at `begin`, or behind the header of a turn that ends before `opening`."""
+    at = full.rfind(header, max(0, begin - len(header)), opening) if header else -1
+    return begin if at < 0 else max(begin, at + len(header))
+
+
+def _behind_prompt(prompt, full, generation, content, places):
     """Where the answer begins in a rendered turn that writes messages before it in another way than its prompt; None if the last
-    of them is not found there. content: of that message, or of the last that has one. parting: where both texts part."""
+    of them is not found there. content: of that message, or of the last that has one. places: where both texts part, and where
+    the answer's own text begins."""
+    parting, opening = places
     last = prompt.rfind(content) if content else -1
     for length in (*(len(generation) + tail for tail in TAILS), *([len(prompt) - last] if last >= 0 else [])):
         tail = prompt[-length:]
         at = full.rfind(tail)
-        if at >= 0 and len(tail) > len(generation):
+        if at >= 0 and len(tail) > len(generation) and (last < 0 or content not in full[at + len(tail) : opening]):
             return at + len(tail)
     if last < 0 or last + len(content) > parting:
         return None
     at = full.find(generation, last + len(content)) if generation else -1
     return at + len(generation) if at >= 0 else parting
-
-
-def _outside_of_tokens(at, texts, tokens):
-    """The place `at`, or the beginning of the special token that it lies in."""
-    for text in texts:
-        for token in tokens:
-            begin = text.rfind(token, 0, at + len(token) - 1)
-            if begin >= 0 and begin < at < begin + len(token):
-                at = begin
-    return at

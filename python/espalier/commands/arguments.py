@@ -71,7 +71,9 @@ fields of a chat that change its rows (docs/data-format.md has all of them):
                                       win over --template-args
   weight, loss, train, trainable, loss_mask, loss_weight of a message
                                       its loss: 0 is none
+  history                             turns before the others, which carry loss
   label, kto_tag                      true or false: `chosen` of the row
+  images, videos, audios              a record that has some is refused
   reward                              copied to the row
   trajectory_id | conversation_id | id, or task_id and trial
                                       name the trajectory (with --per-turn followed
@@ -103,6 +105,11 @@ prints the traceback of an error.
 FORMATS = ("traces", "samples", "verl", "skyrl", "areal", "slime", "nemo-rl", "tinker", "trl", "atif", "rows", "messages",
            "sharegpt", "prompt-completion", "preference", "parquet")
 
+# Arguments of apply_chat_template that are no variables of a template.
+RESERVED = frozenset(("conversation", "messages", "tools", "documents", "chat_template", "add_generation_prompt",
+                      "continue_final_message", "tokenize", "padding", "truncation", "max_length", "return_tensors", "return_dict",
+                      "return_assistant_tokens_mask", "sanitize_control_tokens", "tokenizer_kwargs"))  # fmt: skip
+
 
 def seconds(text):
     try:
@@ -121,6 +128,8 @@ def template_arguments(text):
         value = None
     if not isinstance(value, dict):
         raise argparse.ArgumentTypeError(f"expected a JSON object, received {text!r}")
+    if reserved := RESERVED & value.keys():
+        raise argparse.ArgumentTypeError(f"expected variables of the template, received {min(reserved)!r}")
     return value
 
 

@@ -2,7 +2,7 @@
 """The documents of a packed token row: several sequences in one row, which must not see one another. They are named by
 
     attention_mask              numbers above 1, which count the documents (axolotl); 0 is padding
-    seq_lengths                 the length of each (TRL's pack_dataset)
+    seq_lengths, seq_lens       the length of each (TRL's pack_dataset, torchtune)
     cu_seq_lens_q, ...          0 and the end of each (flash attention)
     seq_idx, document_ids       the number of its document for each token
     position_ids                0, 1, 2, ... in each, if they restart
@@ -17,8 +17,9 @@ from ..rows.json_lines import shown
 from .fields import Fields
 from .rules import same_length
 
-ENDS = ("cu_seq_lens_q", "cu_seq_lens_k", "cu_seq_lens", "cu_seqlens")
-NUMBERS = ("seq_idx", "document_ids")
+LENGTHS = ("seq_lengths", "seq_lens")
+ENDS = ("cu_seq_lens_q", "cu_seq_lens_k", "cu_seq_lens", "cu_seqlens", "cu_seqlens_q", "cu_seqlens_k")
+NUMBERS = ("seq_idx", "document_ids", "doc_ids", "segment_ids", "sequence_ids")
 TOKEN_LISTS = ("attention_mask", "position_ids", *NUMBERS)
 
 
@@ -56,11 +57,12 @@ def _named(record, tokens, span):
     """Yields (field, the first token of each document) for each field that names documents."""
     if max(record.get("attention_mask", ()), default=0) > 1:
         yield "attention_mask", _starts_of_numbers("attention_mask", record.get("attention_mask"), span)
-    if isinstance(record.peek("seq_lengths"), list):
-        lengths = record.get("seq_lengths")
-        if not all(type(length) is int and length >= 0 for length in lengths) or sum(lengths) not in (tokens, len(span)):
-            raise BadRow("seq_lengths", f"the lengths of documents of {len(span)} tokens together", shown(lengths))
-        yield "seq_lengths", _starts_of_ends([0, *accumulate(lengths)], tokens, span)
+    for name in LENGTHS:
+        if isinstance(record.peek(name), list):
+            lengths = record.get(name)
+            if not all(type(length) is int and length >= 0 for length in lengths) or sum(lengths) not in (tokens, len(span)):
+                raise BadRow(name, f"the lengths of documents of {len(span)} tokens together", shown(lengths))
+            yield name, _starts_of_ends([0, *accumulate(lengths)], tokens, span)
     for name in ENDS:
         if isinstance(record.peek(name), list):
             ends = record.get(name)

@@ -165,3 +165,15 @@ def scalar_at(fields, path):
     if value is None:
         raise BadRow(path, "a string or a number to group by", "no such field")
     return scalar_text(value, path)
+
+
+# Of an answer: true and false as files have them. 1 and 0 equal True and False.
+VERDICTS = {True: True, False: False, "true": True, "false": False, "True": True, "False": False, "1": True, "0": False}
+
+
+def verdict(fields):
+    """Whether an answer was good, by `chosen`, `label` (TRL, ms-swift) or `kto_tag` (LLaMA-Factory); None without them."""
+    for name in ("chosen", "label", "kto_tag"):
+        if isinstance(fields.peek(name), (bool, int, str)) and fields.peek(name) in VERDICTS:
+            return VERDICTS[fields.get(name)]
+    return None

@@ -88,6 +88,11 @@ def _described(record):
     if {"input", "output", "score"} <= set(names):
         return ("a dump of texts (`input`, `output`, `score`), as verl's trainer.rollout_data_dir has: token ids "
                 "cannot be made of them exactly; pass the batch to espalier.io.from_verl in the trainer instead")
+    if {"role", "content"} <= set(names):
+        return "a message outside of a record: `jq -c '{messages: .}' FILE > chats.jsonl` makes a record of a list of them"
+    lists = [name for name in names if isinstance(record[name], list) and record[name] and isinstance(record[name][0], dict)]
+    if len(lists) == 1 and len(names) < 4:
+        return f"a record of records: `jq -c '.{lists[0]}[]' FILE > chats.jsonl` makes a line of each"
     if "text" in names:
         return "text (`text`), which has no turns: docs/data-format.md says how to encode it"
     if not names:

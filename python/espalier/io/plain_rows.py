@@ -4,6 +4,7 @@ src/espalier/data/fields.h). Padding is cut, and a packed row becomes a row for 
 
 from ..errors import BadRow
 from .documents import documents, unpadded
+from .fields import verdict
 from .parts import refuse_images
 from .rules import checked, identity, same_length, token_ids, zero_one
 
@@ -43,6 +44,8 @@ def rows(record, options=None):
 def _unpadded_row(record, ids, span):
     """The row under our names. span: the tokens that are no padding."""
     row = {name: record.get(name) for name in OWN_NAMES}
+    if row["chosen"] is None:
+        row["chosen"] = verdict(record)
     for name in TOKEN_LISTS:
         if name in record:
             row[name] = same_length(name, record.get(name), len(ids))[span.start:span.stop]

@@ -8,6 +8,7 @@ A file is read in chunks, which can be pickled: another process can decode what 
         for where, record in chunk.records():
 """
 
+import codecs
 import itertools
 import json
 from collections.abc import Iterator
@@ -131,6 +132,8 @@ def _document(path, most_bytes):
         size += most_bytes + 1 if line is None else len(line) + 1
         if size > most_bytes:
             return None
+        if not kept:
+            line = line.removeprefix(codecs.BOM_UTF8)
         if not kept and not line.strip():
             continue
         if not kept and line.lstrip()[:1] != b"[" and _parses(line):

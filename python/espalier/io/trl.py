@@ -15,6 +15,7 @@
 from typing import Any
 
 from . import plain_rows
+from .fields import verdict
 from .parts import attention, converted, each_sample, joined, kept, refuse_images
 from .rules import checked, same_length, token_ids, zero_one
 
@@ -106,6 +107,8 @@ def _sample(sample):
     row["reward"] = sample.first_of("reward", "rewards")[1]
     for name in ("group_id", "trajectory_id", "pair_id", "chosen"):
         row[name] = sample.get(name)
+    if row["chosen"] is None:
+        row["chosen"] = verdict(sample)
     yield checked(row)
 
 

@@ -15,7 +15,7 @@ from ..errors import InputError
 
 START_BYTES = 4096  # what refuse_foreign_text needs
 _ARROW_FILE = 'import sys, pandas; pandas.read_feather(sys.argv[1]).to_json("chats.jsonl", orient="records", lines=True)'
-_ARROW_STREAM = 'import sys, datasets; datasets.Dataset.from_file(sys.argv[1]).to_json("chats.jsonl")'
+_ARROW_STREAM = 'import sys, datasets; datasets.Dataset.from_file(sys.argv[1]).to_parquet("rows.parquet")'
 _FORMATS = (
     (b"PAR1", "a Parquet file", lambda file: f"espalier import --model DIR {file} -o rows.jsonl"),
     (b"ARROW1", "an Arrow file", lambda file: _python(_ARROW_FILE, file)),
@@ -56,6 +56,8 @@ def refuse_foreign_text(path, start, packing):
     """Raises InputError if `start`, up to START_BYTES of the uncompressed content, is that of a tar archive, of a table, or of
     text in another encoding. packing: "gzip", "zstd" or None."""
     file = shlex.quote(str(path))
+    if start.startswith(b"version https://git-lfs"):
+        raise InputError(f"{path}: expected JSON lines, received a pointer of Git LFS; `git lfs pull` fetches the file")
     if start[257:262] == b"ustar":
         raise InputError(f"{path}: expected JSON lines, received a tar archive; unpack it with `tar -xf {file}`, and pass the "
                          "files in it")
@@ -67,7 +69,7 @@ def refuse_foreign_text(path, start, packing):
     columns, separator = _columns(path, start)
     if columns:
         options = f", sep={json.dumps(separator)}" * (separator != ",") + f", compression={json.dumps(packing)}" * bool(packing)
-        command = _python(f"import sys, pandas; pandas.read_csv(sys.argv[1]{options})"
+        command = _python(f"import sys, pandas; pandas.read_csv(sys.argv[1], dtype=str, keep_default_na=False{options})"
                           '.to_json("chats.jsonl", orient="records", lines=True)', file)
         names = ", ".join(f"`{name[:60]}`" for name in columns[:8])
         raise InputError(f"{path}: expected JSON lines, received a table (CSV) with the columns {names}; try `{command}`")
