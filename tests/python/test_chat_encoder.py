@@ -26,7 +26,8 @@ TRL = Path(importlib.util.find_spec("trl").origin).parent / "chat_templates"
 
 CORPUS = [
     "It's 3.14 or 2025-01-05, isn't it? They'll pay 1,000,000 EUR for 12345678 units, 100 each.",
-    "def f(x):\n    return x + 10\n\n\nprint(f(200))\t# done\r\n", "\u00fcber Gr\u00f6\u00dfe, \u65e5\u672c\u8a9e, \u00e7a va \u2014 na\u00efve",
+    "def f(x):\n    return x + 10\n\n\nprint(f(200))\t# done\r\n",
+    "\u00fcber Gr\u00f6\u00dfe, \u65e5\u672c\u8a9e, \u00e7a va \u2014 na\u00efve",
     '{"city": "Paris", "days": [1, 20, 300]}', "assistant\nuser\nsystem  tool   result", "hello world hello there  world",
 ] * 3  # fmt: skip
 LLAMA_3 = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -73,7 +74,7 @@ KINDS = {
     "llama3": (lambda: byte_level(LLAMA_3), False, True, True),
     "qwen": (lambda: byte_level(QWEN, normalizer=normalizers.NFC()), False, True, True),
     "digits from the right": (lambda: byte_level(FROM_THE_RIGHT, LLAMA_3), False, True, False),
-    "bytes alone": (lambda: byte_level(), False, False, False),
+    "bytes alone": (byte_level, False, False, False),
     "metaspace first": (lambda: of_words(pre_tokenizers.Metaspace(prepend_scheme="first")), True, True, False),
     "metaspace always": (lambda: of_words(pre_tokenizers.Metaspace(prepend_scheme="always")), False, True, False),
     "no pre-tokenizer": (lambda: of_words(None), False, False, False),
@@ -81,13 +82,19 @@ KINDS = {
 }  # fmt: skip
 ADDED = {
     "none": [],
-    "words": [AddedToken("<think>", normalized=False), AddedToken("</think>", normalized=False), AddedToken("a1", normalized=False)],
-    "digits": [AddedToken("<|reserved_12|>", special=True, normalized=False), AddedToken("<|x7", special=True, normalized=False)],
+    "words": [AddedToken(text, normalized=False) for text in ("<think>", "</think>", "a1")],
+    "digits": [AddedToken(text, special=True, normalized=False) for text in ("<|reserved_12|>", "<|x7")],
     "overlap": [AddedToken(text, special=True, normalized=False) for text in ("<|a", "|a|>", "<|a|>")],
-    "spaces around": [AddedToken("<L>", lstrip=True, special=True, normalized=False), AddedToken("<R>", rstrip=True, special=True, normalized=False)],
+    "spaces around": [
+        AddedToken("<L>", lstrip=True, special=True, normalized=False),
+        AddedToken("<R>", rstrip=True, special=True, normalized=False)],
     "normalized": [AddedToken("Foo", normalized=True), AddedToken("World", normalized=True, special=True)],
-    "single words": [AddedToken("tool", single_word=True, special=True, normalized=False), AddedToken("hello", single_word=True, normalized=False)],
-    "runs of spaces": [AddedToken("  ", normalized=False), AddedToken("\n\n\n", normalized=False), AddedToken(" x", special=True, normalized=False)],
+    "single words": [
+        AddedToken("tool", single_word=True, special=True, normalized=False),
+        AddedToken("hello", single_word=True, normalized=False)],
+    "runs of spaces": [
+        AddedToken("  ", normalized=False), AddedToken("\n\n\n", normalized=False),
+        AddedToken(" x", special=True, normalized=False)],
 }  # fmt: skip
 PIECES = [
     *"<|im_start|> <|im_end|> <s> <|reserved_12|> <|x7 <|x <L> <R> <think> </think> <|a |a|> <|a|>".split(" "),
@@ -286,53 +293,69 @@ def test_seams_are_compared_near_by(counting):
 
 # ---- Views ----------------------------------------------------------------------------------------------------------
 
-LLAMA = (
-    "{{ bos_token }}{% if messages[0].role == 'system' %}{% set begin = 'S' %}{% else %}{% set begin = 'U' %}{% endif %}{{ begin }}"
-    "{% for message in messages %}{% if loop.first %}*{% endif %}{{ loop.index0 }}{{ '[' + message.role + ']' + message.content | trim }}{% endfor %}"
-    "{% if add_generation_prompt %}[assistant]{% endif %}"
-)
-MEMORY = (  # what came before may change what comes later
-    "{% set seen = namespace(tool=false) %}{% for message in messages %}{% if message.role == 'tool' %}{% set seen.tool = true %}{% endif %}"
-    "({{ message.role }}{{ '!' if seen.tool }}{{ loop.previtem.role if loop.previtem is defined }}) {{ message.content }}{% endfor %}"
-    "{% if add_generation_prompt %}(assistant){% else %}<end>{% endif %}"
-)
+LLAMA = """\
+{{ bos_token }}{% if messages[0].role == 'system' %}{% set begin = 'S' %}{% else %}{% set begin = 'U' %}{% endif %}{{ begin }}
+{%- for message in messages %}{% if loop.first %}*{% endif %}{{ loop.index0 }}[{{ message.role }}]{{ message.content | trim }}
+{%- endfor %}
+{%- if add_generation_prompt %}[assistant]{% endif %}"""
+# What came before may change what comes later.
+MEMORY = """\
+{% set seen = namespace(tool=false) %}
+{%- for message in messages %}{% if message.role == 'tool' %}{% set seen.tool = true %}{% endif %}
+({{ message.role }}{{ '!' if seen.tool }}{{ loop.previtem.role if loop.previtem is defined }}) {{ message.content }}
+{%- endfor %}
+{%- if add_generation_prompt %}(assistant){% else %}<end>{% endif %}"""
 APPENDING = {"ChatML": NO_CALLS, "calls": NATIVE, "Llama": LLAMA, "memory": MEMORY, "phi3": "phi3.jinja"}
 
-LOOP = "{% for message in messages %}{{ message.role }}: {{ message.content }}{% endfor %}{% if add_generation_prompt %}assistant:{% endif %}"
+LOOP = "{% for message in messages %}TEXT{{ message.content }}{% endfor %}{% if add_generation_prompt %}PROMPT:{% endif %}"
+
+
+def loop(text="", before="", behind="", prompt="", messages="messages"):
+    """A template with something at the beginning of its loop, before it, behind it, or in the generation prompt."""
+    template = (
+        LOOP.replace("TEXT", "{{ message.role }}: " + text).replace("PROMPT", prompt).replace("in messages", f"in {messages}")
+    )
+    return before + template.replace("{% endfor %}", "{% endfor %}" + behind)
+
+
+LAST = "{% set last = namespace(role='') %}"
+REMEMBERS = "{% set last.role = message.role %}"
 LOOKING_AHEAD = {
-    "loop.last": LOOP.replace("{{ message.role", "{% if loop.last %}last {% endif %}{{ message.role"),
-    "loop['last']": LOOP.replace("{{ message.role", "{% if loop['last'] %}last {% endif %}{{ message.role"),
-    "loop.nextitem": LOOP.replace("{{ message.role", "{% if loop.nextitem is defined %}, {% endif %}{{ message.role"),
-    "loop.length": LOOP.replace("{{ message.role", "{{ loop.length }}{{ message.role"),
-    "loop.revindex": LOOP.replace("{{ message.role", "{{ loop.revindex }}{{ message.role"),
-    "loop under another name": LOOP.replace("{{ message.role", "{% set round = loop %}{{ round.last }}{{ message.role"),
-    "messages|length": LOOP.replace("{{ message.role", "{% if loop.index0 == messages | length - 1 %}last {% endif %}{{ message.role"),
-    "messages[-1]": LOOP.replace("{{ message.role", "{% if messages[-1].role == 'user' %}asked {% endif %}{{ message.role"),
-    "messages[1]": LOOP.replace("{{ message.role", "{% if messages[1] is defined %}more {% endif %}{{ message.role"),
-    "messages[loop.index]": LOOP.replace("{{ message.role", "{% if messages[loop.index] is defined %}more {% endif %}{{ message.role"),
-    "slice": LOOP.replace("{{ message.role", "{{ messages[1:] | map(attribute='role') | join }}{{ message.role"),
-    "slice before": "{% set others = messages[1:] %}{{ others | map(attribute='role') | join }}" + LOOP,
-    "backwards": LOOP.replace("in messages %}", "in messages[::-1] %}"),
-    "a loop before": "{% set last = namespace(user=0) %}{% for message in messages %}{% if message.role == 'user' %}{% set last.user = loop.index0 %}{% endif %}{% endfor %}" + LOOP,
-    "another name": "{% set all = messages %}{{ all | length }}" + LOOP,
-    "a namespace behind the loop": "{% set last = namespace(role='') %}" + LOOP.replace("{% endfor %}", "{% set last.role = message.role %}{% endfor %}{% if last.role == 'tool' %}tools end{% endif %}"),
-    "a variable of the prompt behind the loop": "{% set last = namespace(role='') %}" + LOOP.replace("{% endfor %}", "{% set last.role = message.role %}{% endfor %}").replace("assistant:", "{{ last.role }} asks assistant:"),
-    "the messages behind the loop": LOOP.replace("assistant:", "assistant {{ messages | length }}:"),
-    "the first message behind the loop": LOOP.replace("assistant:", "assistant {{ messages[0].role }}{{ messages | length }}:"),
-    "the prompt inside of the loop": LOOP.replace("{{ message.role", "{% if not add_generation_prompt %}done {% endif %}{{ message.role"),
-    "the prompt before the loop": "{% if add_generation_prompt %}ask {% endif %}" + LOOP,
-    "a condition of the loop": LOOP.replace("in messages %}", "in messages if message.role != 'tool' and messages | length > 2 %}"),
-    "break": LOOP.replace("{{ message.role", "{% if message.role == 'tool' %}{% break %}{% endif %}{{ message.role"),
-    "a macro": "{% macro write(message) %}{{ message.role }}{{ messages | length }}{% endmacro %}" + LOOP.replace("{{ message.role }}", "{{ write(message) }}"),
-    "a text around the loop": "{% set text %}" + LOOP + "{% endset %}{{ text | trim | upper }}",
-    "qwen3": "qwen3.jinja", "gptoss": "gptoss.jinja", "deepseekv3": "deepseekv3.jinja", "gemma4": "gemma4.jinja", "rewrites": REWRITES,
+    "loop.last": loop("{% if loop.last %}last {% endif %}"),
+    "loop['last']": loop("{% if loop['last'] %}last {% endif %}"),
+    "loop.nextitem": loop("{% if loop.nextitem is defined %}, {% endif %}"),
+    "loop.length": loop("{{ loop.length }}"),
+    "loop.revindex": loop("{{ loop.revindex }}"),
+    "loop under another name": loop("{% set round = loop %}{{ round.last }}"),
+    "messages|length": loop("{% if loop.index0 == messages | length - 1 %}last {% endif %}"),
+    "messages[-1]": loop("{% if messages[-1].role == 'user' %}asked {% endif %}"),
+    "messages[1]": loop("{% if messages[1] is defined %}more {% endif %}"),
+    "messages[loop.index]": loop("{% if messages[loop.index] is defined %}more {% endif %}"),
+    "slice": loop("{{ messages[1:] | map(attribute='role') | join }}"),
+    "slice before": loop(before="{% set others = messages[1:] %}{{ others | map(attribute='role') | join }}"),
+    "backwards": loop(messages="messages[::-1]"),
+    "a loop before": loop("{{ last.role }}", before=LAST + "{% for message in messages %}" + REMEMBERS + "{% endfor %}"),
+    "another name": loop(before="{% set all = messages %}{{ all | length }}"),
+    "a namespace behind the loop": loop(REMEMBERS, before=LAST, behind="{% if last.role == 'tool' %}tools end{% endif %}"),
+    "a namespace in the prompt": loop(REMEMBERS, before=LAST, prompt="{{ last.role }} asks "),
+    "the messages behind the loop": loop(prompt="{{ messages | length }} "),
+    "the last message behind the loop": loop(prompt="{{ messages[-1].role }} "),
+    "the prompt inside of the loop": loop("{% if not add_generation_prompt %}done {% endif %}"),
+    "the prompt before the loop": loop(before="{% if add_generation_prompt %}ask {% endif %}"),
+    "a condition of the loop": loop(messages="messages if message.role != 'tool' and messages | length > 2"),
+    "break": loop("{% if message.role == 'tool' %}{% break %}{% endif %}"),
+    "a macro": loop("{{ count() }}", before="{% macro count() %}{{ messages | length }}{% endmacro %}"),
+    "a text around the loop": "{% set text %}" + loop() + "{% endset %}{{ text | trim | upper }}",
+    "rewrites": REWRITES,
+    **{name: f"{name}.jinja" for name in ("qwen3", "gptoss", "deepseekv3", "gemma4")},
 }  # fmt: skip
 
 MESSAGES = [
     {"role": "system", "content": " S "}, {"role": "user", "content": "Q"},
     {"role": "assistant", "content": "", "reasoning_content": "T", "tool_calls": [
         {"id": "c1", "type": "function", "function": {"name": "dive", "arguments": '{"metres": 9}'}}]},
-    {"role": "tool", "tool_call_id": "c1", "name": "dive", "content": "R"}, {"role": "assistant", "content": "A", "refusal": None},
+    {"role": "tool", "tool_call_id": "c1", "name": "dive", "content": "R"},
+    {"role": "assistant", "content": "A", "refusal": None},
     {"role": "user", "content": "Q2"}, {"role": "assistant", "content": "A2"}]  # fmt: skip
 
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """espalier prepare: what a chat template drops or writes in another way is rendered in another form, counted, or refused.
 
-Expected rows are whole texts, written by hand, with what carries loss between « and ». Small templates have one habit of a real
-one each. Those that TRL ships stand where the details are the point.
+Expected rows are whole texts, written by hand, with what carries loss between « and ». Small templates have one habit of a
+real one each. Those that TRL ships stand where the details are the point.
 """
 
 import importlib.util
@@ -45,12 +45,20 @@ def tells(content="A", **more):
     return {"role": "assistant", "content": content, **more}
 
 
+def chat(*messages):
+    return {"messages": messages}
+
+
 def call(name="dive", arguments='{"metres": 9}', identity="call00001"):
     return {"id": identity, "type": "function", "function": {"name": name, "arguments": arguments}}
 
 
 def result(content="R", identity="call00001", **more):
     return {"role": "tool", "tool_call_id": identity, "content": content, **more}
+
+
+TWICE = chat(ASKS, tells("B"), ASKS, TELLS)
+TWO_ANSWERS = QUESTION + "«B<|im_end|>»\n" + ANSWER
 
 
 @pytest.fixture
@@ -82,19 +90,20 @@ RAISES = of_roles("system", "user", "assistant").replace(
 @pytest.mark.parametrize("template", [of_roles("system", "user", "assistant"), RAISES], ids=["drops", "raises"])
 def test_a_developer_message_that_the_template_does_not_write_is_a_system_message(marked, said, model_of, template):
     developer = {"role": "developer", "content": "D"}
-    assert marked(
-        model_of(template), [{"messages": [developer, ASKS, TELLS]}, {"messages": [ASKS, tells("B"), developer, ASKS, TELLS]}]
-    ) == ["<|im_start|>system\nD<|im_end|>\n" + ANSWER, QUESTION + "«B<|im_end|>»\n<|im_start|>system\nD<|im_end|>\n" + ANSWER]
+    assert marked(model_of(template), [chat(developer, ASKS, TELLS), chat(ASKS, tells("B"), developer, ASKS, TELLS)]) == [
+        "<|im_start|>system\nD<|im_end|>\n" + ANSWER,
+        QUESTION + "«B<|im_end|>»\n<|im_start|>system\nD<|im_end|>\n" + ANSWER,
+    ]
     assert "2 messages" + NOTE in said()
     # Behind a system message at the beginning there is one system message.
-    assert marked(model_of(template), [{"messages": [{"role": "system", "content": "S"}, developer, ASKS, TELLS]}]) == [
+    assert marked(model_of(template), [chat({"role": "system", "content": "S"}, developer, ASKS, TELLS)]) == [
         "<|im_start|>system\nS\n\nD<|im_end|>\n" + ANSWER
     ]
     assert "1 message" + NOTE in said()
 
 
 def test_a_developer_message_that_the_template_writes_stays(marked, said):
-    assert marked("native", [{"messages": [{"role": "developer", "content": "D"}, ASKS, TELLS]}]) == [
+    assert marked("native", [chat({"role": "developer", "content": "D"}, ASKS, TELLS)]) == [
         "<|im_start|>developer\nD<|im_end|>\n" + ANSWER
     ]
     assert NOTE not in said()
@@ -105,22 +114,18 @@ def test_roles_that_the_template_drops_are_refused(marked, refused, model_of, sa
     model = model_of(of_roles("system", "user", "assistant", "tool"))
     refused(
         model,
-        {"messages": [critic, ASKS, TELLS]},
+        chat(critic, ASKS, TELLS),
         "received: a message of role `critic` at the beginning, which is not written: the template drops it",
     )
     refused(
         model,
-        {"messages": [ASKS, TELLS, critic, ASKS, TELLS]},
+        chat(ASKS, TELLS, critic, ASKS, TELLS),
         "a message of role `critic` after others, which is not written: the template drops it",
     )
-    refused(
-        model_of(RAISES),
-        {"messages": [ASKS, tells("B"), {"role": "exit", "content": "E"}, ASKS, TELLS]},
-        "role `exit` after others",
-    )
+    refused(model_of(RAISES), chat(ASKS, tells("B"), {"role": "exit", "content": "E"}, ASKS, TELLS), "role `exit` after others")
     # What stands behind the last answer is in no row.
-    assert marked(model, [{"messages": [ASKS, TELLS, critic]}]) == [ANSWER]
-    assert marked(model, [{"messages": [critic, ASKS, TELLS]}, {"messages": [ASKS, TELLS]}], "--skip-bad-rows") == [ANSWER]
+    assert marked(model, [chat(ASKS, TELLS, critic)]) == [ANSWER]
+    assert marked(model, [chat(critic, ASKS, TELLS), chat(ASKS, TELLS)], "--skip-bad-rows") == [ANSWER]
     assert "1 bad line skipped" in said()
 
 
@@ -129,20 +134,17 @@ def test_a_system_message_that_is_written_at_the_beginning_alone(marked, refused
         "{%- if message.role in", "{%- if (loop.first or message.role != 'system') and message.role in"
     )
     system = {"role": "system", "content": "S"}
-    assert marked(model_of(template), [{"messages": [system, ASKS, TELLS]}]) == ["<|im_start|>system\nS<|im_end|>\n" + ANSWER]
+    assert marked(model_of(template), [chat(system, ASKS, TELLS)]) == ["<|im_start|>system\nS<|im_end|>\n" + ANSWER]
     refused(
         model_of(template),
-        {"messages": [ASKS, tells("B"), system, ASKS, TELLS]},
+        chat(ASKS, tells("B"), system, ASKS, TELLS),
         "a message of role `system` after others, which is not written: the template drops it",
     )
 
 
 def test_the_words_of_a_template_that_refuses_a_role_are_told(refused):
     refused(
-        "two_roles",
-        {"messages": [{"role": "critic", "content": "C"}, ASKS, TELLS]},
-        "role `critic` at the beginning",
-        "unknown role",
+        "two_roles", chat({"role": "critic", "content": "C"}, ASKS, TELLS), "role `critic` at the beginning", "unknown role"
     )
 
 
@@ -155,20 +157,20 @@ BOTH = [ASKS, tells(None, tool_calls=[call(), call("swim", "{}", "call00002")]),
 def test_parallel_calls_of_which_the_template_writes_one_are_refused(marked, refused, model_of):
     refused(
         model_of(ONE_CALL),
-        {"messages": BOTH},
+        chat(*BOTH),
         "received: 2 tool calls of a message, of which the template does not write all; --tool-calls content does",
     )
     single = [ASKS, tells(None, tool_calls=[call()]), result(), TELLS]
-    assert marked(model_of(ONE_CALL), [{"messages": single}]) == [
+    assert marked(model_of(ONE_CALL), [chat(*single)]) == [
         QUESTION
         + '«<call>dive {"metres": 9}</call><|im_end|>»\n<|im_start|>tool\nR<|im_end|>\n<|im_start|>assistant\n«A<|im_end|>»'
     ]
-    assert marked(model_of(ONE_CALL), [{"messages": BOTH}], "--tool-calls", "content") == [
+    assert marked(model_of(ONE_CALL), [chat(*BOTH)], "--tool-calls", "content") == [
         QUESTION
         + '«<tool_call>\n{"name": "dive", "arguments": {"metres": 9}}\n</tool_call>\n<tool_call>\n{"name": "swim", "arguments": {}}\n</tool_call>'
         "<|im_end|>»\n<|im_start|>tool\nR<|im_end|>\n<|im_start|>tool\nS<|im_end|>\n<|im_start|>assistant\n«A<|im_end|>»"
     ]
-    assert marked("native", [{"messages": BOTH}]) == [
+    assert marked("native", [chat(*BOTH)]) == [
         QUESTION
         + '«<call>dive {"metres": 9}</call><call>swim {}</call><|im_end|>»\n<|im_start|>tool\nR<|im_end|>\n<|im_start|>tool\nS<|im_end|>\n'
         "<|im_start|>assistant\n«A<|im_end|>»"
@@ -183,7 +185,7 @@ def test_a_call_that_the_template_writes_in_the_last_turn_alone_is_not_lost(refu
     )
     refused(
         model_of(template),
-        {"messages": [ASKS, tells(None, tool_calls=[call("secret")])]},
+        chat(ASKS, tells(None, tool_calls=[call("secret")])),
         "received: a tool call of `secret`, which the template does not write in this turn",
     )
 
@@ -193,8 +195,8 @@ CALLS_ALONE = NATIVE.replace("{{ message['content'] or '' }}", "{{ '' if message
 
 
 def test_content_beside_calls_decides_how_calls_are_written(marked, said, model_of):
-    model, beside = model_of(CALLS_ALONE), {"messages": [ASKS, tells("I dive.", tool_calls=[call()])]}
-    alone = {"messages": [ASKS, tells("", tool_calls=[call()])]}
+    model, beside = model_of(CALLS_ALONE), chat(ASKS, tells("I dive.", tool_calls=[call()]))
+    alone = chat(ASKS, tells("", tool_calls=[call()]))
     native, content = (
         QUESTION + text
         for text in (
@@ -215,7 +217,8 @@ def test_content_beside_calls_decides_how_calls_are_written(marked, said, model_
 
 def test_ids_of_calls_that_have_to_be_nine_letters(marked, said, model_of):
     """As Mistral's; the id of a result is that of its call."""
-    check = "{% for call in message.get('tool_calls', []) %}{% if call.id | length != 9 %}{{ raise_exception('nine!') }}{% endif %}{% endfor %}"
+    check = "{% if call.id | length != 9 %}{{ raise_exception('nine!') }}{% endif %}"
+    check = "{% for call in message.get('tool_calls', []) %}" + check + "{% endfor %}"
     template = (
         NATIVE.replace("<|im_start|>{{", check + "<|im_start|>{{")
         .replace("<call>", "<call>{{ call.id }} ")
@@ -228,7 +231,7 @@ def test_ids_of_calls_that_have_to_be_nine_letters(marked, said, model_of):
         result("S", "call_very_long_2"),
         TELLS,
     ]
-    (text,) = marked(model_of(template), [{"messages": messages}])
+    (text,) = marked(model_of(template), [chat(*messages)])
     identities = re.findall("<call>([a-zA-Z0-9]{9}) ", text)
     assert len(set(identities)) == 2
     assert text == (
@@ -239,7 +242,7 @@ def test_ids_of_calls_that_have_to_be_nine_letters(marked, said, model_of):
         "1 message with ids of tool calls of nine letters and digits in place of theirs, which the template refuses" in said()
     )
     short = [ASKS, tells(None, tool_calls=[call(identity="abcdefgh9")]), result("R", "abcdefgh9"), TELLS]
-    (text,) = marked(model_of(template), [{"messages": short}])
+    (text,) = marked(model_of(template), [chat(*short)])
     assert text.count("abcdefgh9") == 2 and "nine letters" not in said()
 
 
@@ -250,7 +253,7 @@ def test_a_template_that_needs_tools(marked, refused, model_of):
     template = "{% for tool in tools %}[{{ tool.function.name }}]{% endfor %}" + NATIVE
     record = {"messages": [ASKS, tells(None, tool_calls=[call()])], "tools": TOOLS}
     assert marked(model_of(template), [record]) == ["[dive]" + QUESTION + '«<call>dive {"metres": 9}</call><|im_end|>»']
-    refused(model_of(template), {"messages": [ASKS, TELLS]}, "is not iterable", "; the template needs `tools`")
+    refused(model_of(template), chat(ASKS, TELLS), "is not iterable", "; the template needs `tools`")
 
 
 def test_a_template_of_its_own_for_records_with_tools(marked, model_of):
@@ -258,7 +261,7 @@ def test_a_template_of_its_own_for_records_with_tools(marked, model_of):
     model = model_of(
         {"default": NO_CALLS, "tool_use": "{% for tool in tools %}[{{ tool.function.name }}]{% endfor %}" + NATIVE}
     )
-    assert marked(model, [{"messages": [ASKS, TELLS]}, {"messages": [ASKS, TELLS], "tools": TOOLS}]) == [
+    assert marked(model, [chat(ASKS, TELLS), {"messages": [ASKS, TELLS], "tools": TOOLS}]) == [
         ANSWER,
         "[dive]" + ANSWER,
     ]
@@ -269,8 +272,8 @@ def test_a_template_of_its_own_for_records_with_tools(marked, model_of):
 
 def test_reasoning_that_the_template_drops_is_counted(marked, said):
     records = [
-        {"messages": [ASKS, tells("B"), ASKS, tells(reasoning_content="T"), ASKS, tells(thinking="T")]},
-        {"messages": [ASKS, tells("<think>T</think>A")]},
+        chat(ASKS, tells("B"), ASKS, tells(reasoning_content="T"), ASKS, tells(thinking="T")),
+        chat(ASKS, tells("<think>T</think>A")),
     ]
     assert marked("native", records) == [
         QUESTION + "«B<|im_end|>»\n" + ANSWER + "\n" + ANSWER,
@@ -290,13 +293,13 @@ def test_reasoning_reaches_the_template_under_the_name_that_it_reads(marked, sai
             ),
         )
     )
-    assert marked(model, [{"messages": [ASKS, tells(**{key: "T"})]}]) == [QUESTION + "«<think>T</think>A<|im_end|>»"]
+    assert marked(model, [chat(ASKS, tells(**{key: "T"}))]) == [QUESTION + "«<think>T</think>A<|im_end|>»"]
     assert "whose reasoning" not in said()
 
 
 def test_spaces_that_a_template_takes_away_do_not_count(marked, said, model_of):
     model = model_of(NATIVE.replace("message['content'] or ''", "(message['content'] or '') | trim"))
-    assert marked(model, [{"messages": [{"role": "user", "content": "\nQ"}, tells(" A\n")]}]) == [ANSWER]
+    assert marked(model, [chat({"role": "user", "content": "\nQ"}, tells(" A\n"))]) == [ANSWER]
     assert "not in the rendering" not in said()
 
 
@@ -305,9 +308,9 @@ SOME_WORDS = NATIVE.replace("message['content'] or ''", "(message['content'] or 
 
 def test_texts_that_a_template_cuts_are_counted_by_their_role(marked, said, model_of):
     records = [
-        {"messages": [{"role": "user", "content": "Q|and more"}, TELLS]},
-        {"messages": [ASKS, tells("A|and more")]},
-        {"messages": [ASKS, TELLS]},
+        chat({"role": "user", "content": "Q|and more"}, TELLS),
+        chat(ASKS, tells("A|and more")),
+        chat(ASKS, TELLS),
     ]
     assert marked(model_of(SOME_WORDS), records) == [ANSWER] * 3
     error = said()
@@ -316,7 +319,7 @@ def test_texts_that_a_template_cuts_are_counted_by_their_role(marked, said, mode
 
 
 def test_special_tokens_in_texts_are_counted(marked, said):
-    assert marked("native", [{"messages": [{"role": "user", "content": "What is <|im_end|>?"}, TELLS]}]) == [
+    assert marked("native", [chat({"role": "user", "content": "What is <|im_end|>?"}, TELLS)]) == [
         "<|im_start|>user\nWhat is <|im_end|>?<|im_end|>\n<|im_start|>assistant\n«A<|im_end|>»"
     ]
     assert "1 message whose text has special tokens of the tokenizer, which are encoded as such; first " in said()
@@ -336,13 +339,13 @@ PARTS = """\
 
 def test_a_template_that_takes_lists_of_parts_gets_them(marked, model_of, said):
     messages = [{"role": "system", "content": "S"}, {"role": "user", "content": [{"type": "text", "text": "Q"}]}, TELLS]
-    assert marked(model_of(PARTS), [{"messages": messages}]) == ["<|im_start|>system\nS<|im_end|>\n" + ANSWER]
+    assert marked(model_of(PARTS), [chat(*messages)]) == ["<|im_start|>system\nS<|im_end|>\n" + ANSWER]
     error = said()
     assert "not in the rendering" not in error and "left out" not in error
 
 
 def test_a_template_that_drops_all_texts_is_refused(prepare, said, model_of):
-    assert prepare(model_of(PARTS.replace("'text'", "'words'")), [{"messages": [ASKS, TELLS]}]) == (1, None)
+    assert prepare(model_of(PARTS.replace("'text'", "'words'")), [chat(ASKS, TELLS)]) == (1, None)
     assert (
         "expected a chat template that writes the texts of messages, received one that drops them as texts and as lists of parts"
         in said()
@@ -363,13 +366,13 @@ OPENS = """\
 
 
 def test_a_thought_that_the_prompt_opens_and_the_turn_does_not_have(marked, said, model_of):
-    chat = {"messages": [ASKS, TELLS, ASKS, tells(reasoning_content="\nT")]}
+    record = chat(ASKS, TELLS, ASKS, tells(reasoning_content="\nT"))
     opened = QUESTION + "<think>«%s</think>A<|im_end|>»"
-    assert marked(model_of(OPENS), [chat]) == [opened % "" + "\n" + QUESTION + "<think>\n«T</think>A<|im_end|>»"]
+    assert marked(model_of(OPENS), [record]) == [opened % "" + "\n" + QUESTION + "<think>\n«T</think>A<|im_end|>»"]
     error = said()
     assert "1 turn that the template writes in another way than its generation prompt begins" in error
     assert """; --template-args '{"enable_thinking": false}' makes both alike; first """ in error
-    assert marked(model_of(OPENS), [{"messages": [ASKS, TELLS]}], "--template-args", '{"enable_thinking": false}') == [
+    assert marked(model_of(OPENS), [chat(ASKS, TELLS)], "--template-args", '{"enable_thinking": false}') == [
         QUESTION + "<think></think>«A<|im_end|>»"
     ]
     assert "another way" not in said()
@@ -377,7 +380,7 @@ def test_a_thought_that_the_prompt_opens_and_the_turn_does_not_have(marked, said
 
 def test_a_special_token_in_which_prompt_and_turn_part_belongs_to_the_turn(marked, model_of):
     specials = ("<|im_start|>", "<think>\n", "<think></think>", "<|im_end|>")
-    assert marked(model_of(OPENS, specials), [{"messages": [ASKS, TELLS]}]) == [QUESTION + "«<think></think>A<|im_end|>»"]
+    assert marked(model_of(OPENS, specials), [chat(ASKS, TELLS)]) == [QUESTION + "«<think></think>A<|im_end|>»"]
 
 
 # Mistral's habit.
@@ -397,25 +400,20 @@ LAST_SYSTEM = """\
 def test_a_system_prompt_that_stands_in_the_last_question(marked, said, model_of):
     model, system = model_of(LAST_SYSTEM, ("<s>", "</s>")), {"role": "system", "content": "Be kind."}
     messages = [{"role": "user", "content": "One?"}, tells("Yes."), {"role": "user", "content": "Two?"}, tells("No.")]
-    assert marked(model, [{"messages": [system, *messages]}]) == [
+    assert marked(model, [chat(system, *messages)]) == [
         "[INST] Be kind.\n\nOne?[/INST]« Yes.</s>»",
         "[INST] One?[/INST] Yes.</s>[INST] Be kind.\n\nTwo?[/INST]« No.</s>»",
     ]
     error = said()
-    assert (
-        "2 turns whose prompt the template writes in another way once the turn is there: rows have the prompt as in sampling"
-        in error
-    )
+    assert "2 turns whose prompt the template writes in another way once the turn is there: rows have the prompt as" in error
     assert "1 of 1 conversation: template rewrites history at turn 1" in error and "not in the rendering" not in error
-    assert marked(model, [{"messages": messages}]) == ["[INST] One?[/INST]« Yes.</s>»[INST] Two?[/INST]« No.</s>»"]
+    assert marked(model, [chat(*messages)]) == ["[INST] One?[/INST]« Yes.</s>»[INST] Two?[/INST]« No.</s>»"]
 
 
 def test_a_generation_prompt_that_is_always_there(marked, said, model_of):
     """As command-r7b's."""
-    template = "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor %}{{ '<|im_start|>assistant\n' }}"
-    assert marked(model_of(template), [{"messages": [ASKS, tells("B"), ASKS, TELLS]}]) == [
-        QUESTION + "«B<|im_end|>»\n" + ANSWER
-    ]
+    template = NO_CALLS.replace("{% if add_generation_prompt %}", "").removesuffix("{% endif %}")
+    assert marked(model_of(template), [TWICE]) == [TWO_ANSWERS]
     error = said()
     assert "does not end" not in error and "left out" not in error and "another way" not in error
 
@@ -424,22 +422,20 @@ def test_an_end_of_text_behind_the_last_turn_is_in_no_row(marked, said, model_of
     """As Phi 3's: only whole texts have it, so a longer row lacks it in the middle."""
     template = NATIVE.replace("{% endif -%}\n", "{% else %}<|endoftext|>{% endif -%}\n")
     model = model_of(template, ("<|im_start|>", "<|im_end|>", "<|endoftext|>"))
-    chat = [{"messages": [ASKS, tells("B"), ASKS, TELLS]}]
-    assert marked(model, chat) == [QUESTION + "«B<|im_end|>»\n" + ANSWER]
+    assert marked(model, [TWICE]) == [TWO_ANSWERS]
     assert "rewrites" not in said()
-    assert marked(model, chat, "--per-turn") == [QUESTION + "«B<|im_end|>»", QUESTION + "B<|im_end|>\n" + ANSWER]
+    assert marked(model, [TWICE], "--per-turn") == [QUESTION + "«B<|im_end|>»", QUESTION + "B<|im_end|>\n" + ANSWER]
 
 
 def test_turns_without_an_end_are_counted(marked, said, model_of):
-    template = "{% for message in messages %}{{ message.role }}: {{ message.content }}\n{% endfor %}{% if add_generation_prompt %}assistant: {% endif %}"
-    assert marked(model_of(template), [{"messages": [ASKS, tells("B"), ASKS, TELLS]}]) == [
-        "user: Q\nassistant: «B\n»user: Q\nassistant: «A\n»"
-    ]
+    template = "{% for message in messages %}{{ message.role }}: {{ message.content }}\n{% endfor %}"
+    template += "{% if add_generation_prompt %}assistant: {% endif %}"
+    assert marked(model_of(template), [TWICE]) == ["user: Q\nassistant: «B\n»user: Q\nassistant: «A\n»"]
     assert "2 turns that the template does not end with a special token, so the model does not learn to stop" in said()
 
 
 def test_todays_date_is_warned_of(marked, said, model_of):
-    marked(model_of("{% set today = strftime_now('%Y') %}" + NATIVE), [{"messages": [ASKS, TELLS]}])
+    marked(model_of("{% set today = strftime_now('%Y') %}" + NATIVE), [chat(ASKS, TELLS)])
     assert "warning: the chat template writes today's date" in said()
 
 
@@ -453,7 +449,7 @@ def shipped(marked, model_of):
     def run(name, specials, *chats, flags=()):
         return marked(
             model_of((TRL / f"{name}.jinja").read_text(encoding="utf-8"), specials),
-            [{"messages": chat} for chat in chats],
+            [chat(*messages) for messages in chats],
             *flags,
         )
 
@@ -557,7 +553,7 @@ def test_gpt_oss_keeps_thoughts_between_tools_and_drops_them_behind_an_answer(sh
 
 def test_gpt_oss_writes_one_call_of_a_message(prepare, said, model_of):
     model = model_of((TRL / "gptoss.jinja").read_text(encoding="utf-8"), GPT_OSS)
-    assert prepare(model, [{"messages": BOTH}]) == (1, None)
+    assert prepare(model, [chat(*BOTH)]) == (1, None)
     assert "2 tool calls of a message, of which the template does not write all" in said()
 
 
@@ -581,8 +577,8 @@ def test_deepseek_v3_opens_a_thought_in_its_prompt_alone(shipped, said):
     loop = [ASKS, tells(None, tool_calls=[call()]), result(), TELLS]
     assert shipped("deepseekv3", DEEPSEEK, loop) == [
         f"{begin}{user}Q{assistant}«{calls}{one}function{sep}dive\n```json\n"
-        + '{"metres": 9}'
-        + f"\n```{one_end}{calls_end}{end}»"
+        '{"metres": 9}'
+        f"\n```{one_end}{calls_end}{end}»"
         f"{outputs}{output}R{output_end}{outputs_end}«A{end}»"
     ]
 
@@ -592,8 +588,8 @@ def test_cohere_2_writes_no_calls_and_no_tools(shipped, said):
     (text,) = shipped("cohere2", COHERE, [ASKS, tells("", tool_calls=[call()]), result(), TELLS])
     assert text.partition(COHERE[7])[2] == (
         f"{start}{user}Q{COHERE[7]}{start}{chatbot}{begin}«<tool_call>\n"
-        + '{"name": "dive", "arguments": {"metres": 9}}'
-        + f"\n</tool_call>{end}»"
+        '{"name": "dive", "arguments": {"metres": 9}}'
+        f"\n</tool_call>{end}»"
         f"{start}{user}<tool_response>\nR\n</tool_response>{COHERE[7]}{start}{chatbot}{begin}«A{end}»"
     )
     error = said()
@@ -604,9 +600,9 @@ def test_cohere_2_writes_no_calls_and_no_tools(shipped, said):
 
 
 def test_control_a_completion_that_ends_elsewhere_is_seen(marked, monkeypatch):
-    assert marked("native", [{"messages": [ASKS, TELLS]}]) == [ANSWER]
+    assert marked("native", [chat(ASKS, TELLS)]) == [ANSWER]
     monkeypatch.setattr(turns, "completion_end", lambda rest, template: (len(rest), True))
-    assert marked("native", [{"messages": [ASKS, TELLS]}]) == [QUESTION + "«A<|im_end|>\n»"]
+    assert marked("native", [chat(ASKS, TELLS)]) == [QUESTION + "«A<|im_end|>\n»"]
 
 
 def test_control_a_call_that_nobody_looks_for_is_lost(marked, model_of, monkeypatch):
@@ -615,4 +611,4 @@ def test_control_a_call_that_nobody_looks_for_is_lost(marked, model_of, monkeypa
         "for call in message.get('tool_calls', []) if call.function.name != 'secret'",
     )
     monkeypatch.setattr(turns, "check_answer", lambda message, completion, tally: None)
-    assert marked(model_of(template), [{"messages": [ASKS, tells("A", tool_calls=[call("secret")])]}]) == [ANSWER]
+    assert marked(model_of(template), [chat(ASKS, tells("A", tool_calls=[call("secret")]))]) == [ANSWER]

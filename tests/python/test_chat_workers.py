@@ -27,7 +27,8 @@ DAMAGE = "received a truncated gzip file"
 
 def chat(number, words=1):
     return {"id": f"c{number}", "messages": [
-        {"role": "user", "content": f"Question {number}?"}, {"role": "assistant", "content": "word " * words + str(number)}]}  # fmt: skip
+        {"role": "user", "content": f"Question {number}?"},
+        {"role": "assistant", "content": "word " * words + str(number)}]}  # fmt: skip
 
 
 def lines_of(records):
@@ -177,7 +178,8 @@ def endless(tmp_path):
     processes = []
 
     def start():
-        command = [sys.executable, "-m", "espalier.prepare", "--model", model, tmp_path / "chats.jsonl", "-o", tmp_path / "rows.jsonl",
+        files = [tmp_path / "chats.jsonl", "-o", tmp_path / "rows.jsonl"]
+        command = [sys.executable, "-m", "espalier.prepare", "--model", model, *files,
                    "--template-timeout", "0", "--workers", "2"]  # fmt: skip
         process = subprocess.Popen(list(map(str, command)), env=os.environ | {"PYTHONPATH": str(PYTHON_FOLDER)},
                                    stderr=subprocess.PIPE, text=True, start_new_session=True)  # fmt: skip

@@ -94,8 +94,8 @@ class Forms:
 @dataclass
 class Probes:
     """The findings about a template. render(messages, add_generation_prompt, tools) renders, or raises RenderError.
-    `tokens`: the tokenizer's added tokens. `end`: the one that ends its texts. `reasons`: the words of its refusals. `needs_tools`:
-    whether it rendered the last probe with tools alone."""
+    `tokens`: the tokenizer's added tokens. `end`: the one that ends its texts. `reasons`: the words of its refusals.
+    `needs_tools`: whether it rendered the last probe with tools alone."""
 
     render: Callable[..., str]
     parts: bool = False

@@ -123,9 +123,9 @@ class ChatTemplate:
         turn = next((turn for turn in (answer(), answer(**thoughts)) if not self.probes.prompts(turn)), None)
         for name in SWITCHES if turn else ():
             for value in (False, True):
-                if re.search(rf"\b{name}\b", self.source) and name not in self.arguments:
-                    if Probes(self._with({name: value}), self.probes.parts).prompts(turn):
-                        return json.dumps({name: value})
+                is_switch = re.search(rf"\b{name}\b", self.source) and name not in self.arguments
+                if is_switch and Probes(self._with({name: value}), self.probes.parts).prompts(turn):
+                    return json.dumps({name: value})
         return None
 
     def _with(self, arguments):

@@ -12,9 +12,10 @@ import signal
 import threading
 import time
 from collections import deque
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from multiprocessing import get_all_start_methods, get_context
 from queue import SimpleQueue
+from typing import Any
 
 from ..errors import InputError
 
@@ -23,8 +24,8 @@ ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 def in_order(function, chunks, workers):
     """Yields function(chunk) for each of the chunks. Up to `workers` processes work at once, on a few chunks more than they are,
-    so memory does not grow with the input. A single chunk is worked on here. An InputError of `chunks` is raised behind the results
-    of those that came before it."""
+    so memory does not grow with the input. A single chunk is worked on here. An InputError of `chunks` is raised behind the
+    results of those that came before it."""
     chunks = _with_error(chunks)
     ahead = list(itertools.islice(chunks, 2))
     chunks = itertools.chain(ahead, chunks)
@@ -32,7 +33,7 @@ def in_order(function, chunks, workers):
         yield from (_applied(function, chunk) for chunk in chunks)
         return
     with _pool(function, workers) as submit:
-        pending = deque()
+        pending: deque[Future[Any]] = deque()
         for chunk in chunks:
             pending.append(submit(chunk))
             if len(pending) > workers + 1:
@@ -115,10 +116,9 @@ def _work(function, pipe, parent):
         while True:
             chunk = pipe.recv()
             try:
-                answer = function(chunk), None
+                pipe.send((function(chunk), None))
             except BaseException as error:
-                answer = None, error
-            pipe.send(answer)
+                pipe.send((None, error))
 
 
 def _begin(parent):

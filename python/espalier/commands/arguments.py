@@ -107,8 +107,8 @@ FORMATS = ("traces", "samples", "verl", "skyrl", "areal", "slime", "nemo-rl", "t
 
 # Arguments of apply_chat_template that are no variables of a template.
 RESERVED = frozenset(("conversation", "messages", "tools", "documents", "chat_template", "add_generation_prompt",
-                      "continue_final_message", "tokenize", "padding", "truncation", "max_length", "return_tensors", "return_dict",
-                      "return_assistant_tokens_mask", "sanitize_control_tokens", "tokenizer_kwargs"))  # fmt: skip
+                      "continue_final_message", "tokenize", "padding", "truncation", "max_length", "return_tensors",
+                      "return_dict", "return_assistant_tokens_mask", "sanitize_control_tokens", "tokenizer_kwargs"))  # fmt: skip
 
 
 def seconds(text):
