@@ -208,15 +208,15 @@ class Subject:
                 self.rewrites([*before, *answers()], (1, 2), tools) or self.rewrites([*before, *loop()], (3,), tools)
             )
         )
-        found = []
+        words = []
         if after_results is not None and after_results == after_users:
-            found.append("every turn" + after_users)
+            words.append("every turn" + after_users)
         else:
-            found += ["after results" + after_results] if after_results is not None else []
-            found += ["user turns" + after_users] if after_users is not None else []
+            words += ["after results" + after_results] if after_results is not None else []
+            words += ["user turns" + after_users] if after_users is not None else []
         if after_users is None and (self.rewrites(answers(True), (1, 2)) or self.rewrites(loop(True), (3,), TOOLS)):
-            found.append("user turns with reasoning")
-        return "; ".join(found) or "kept"
+            words.append("user turns with reasoning")
+        return "; ".join(words) or "kept"
 
     def system(self):
         if self.template.fault_of_role("system", True):
@@ -251,13 +251,13 @@ class Subject:
 
     def thoughts(self, template=None):
         """In words, which turns have their thoughts."""
-        talked = answers(True)
+        talk = answers(True)
         calling = self.writes(loop(True), 0, thought(1), template)
-        if not self.writes(talked, 1, thought(2), template):
+        if not self.writes(talk, 1, thought(2), template):
             return "calls" if calling else "no"
         words = ["yes" if calling else "answers"]
-        words += [] if self.writes(talked, 0, thought(1), template) else ["not the first"]
-        words += ["kept"] if thought(1) in self.talk(talked, template=template).contexts[2] else []
+        words += [] if self.writes(talk, 0, thought(1), template) else ["not the first"]
+        words += ["kept"] if thought(1) in self.talk(talk, template=template).contexts[2] else []
         return ", ".join(words)
 
     def reasoning(self):
@@ -327,7 +327,7 @@ whatever the template does.
 - **reasoning** is written in all turns (*yes*), turns with *calls*, *answers*, or none (*no*, with a note); perhaps only with
   `--template-args`. *kept*: history has it, too.
 - **prompt**: generation prompts begin the rendered turns (*same*), or not (*differs*: a thought is opened or closed in another
-  way). Then loss begins where both part. `--template-args` that cure it stand behind it. *history*: they differ before the turn,
+  way). Then loss begins where both part. `--template-args` that cure it stand behind. *history*: both differ before the turn,
   and the row has the prompt.
 - **end**: the special token that ends a turn, without its brackets, and that of turns with calls. *-*: none, so the model does
   not learn to stop.
@@ -364,13 +364,13 @@ def trl_section():
 
 
 def llama_cpp_section(folder):
-    templates = {path.stem: path.read_text("utf-8") for path in folder.glob("*.jinja")} if folder else downloaded()
+    templates = {path.stem: path.read_text("utf-8") for path in folder.glob("*.jinja")} if folder else download()
     if not templates:
         raise SystemExit(f"{folder}: expected a folder of *.jinja, received none")
     return LLAMA_CPP.format(count=len(templates), commit=COMMIT, package=PACKAGE, version=RELEASE) + table(templates)
 
 
-def downloaded():
+def download():
     """The templates of llama.cpp, from the source distribution of a package, which is neither built nor kept."""
     with tempfile.TemporaryDirectory() as folder:
         pins = Path(folder) / "requirements.txt"
@@ -398,10 +398,9 @@ def main(arguments=None):
     if not arguments.check:
         PAGE.write_text(page, "utf-8")
         return 0
-    written = PAGE.read_text("utf-8")
-    differing = [line for line in page.splitlines() if line not in written.splitlines()]
-    print(*differing[:20], sep="\n", file=sys.stderr)
-    if differing or not written.startswith(page):
+    old = PAGE.read_text("utf-8") if PAGE.is_file() else ""
+    if not old.startswith(page):
+        print(*[line for line in page.splitlines() if line not in old.splitlines()][:20], sep="\n", file=sys.stderr)
         print(f"{PAGE}: expected what scripts/chat_templates.py writes, received another text", file=sys.stderr)
         return 1
     return 0

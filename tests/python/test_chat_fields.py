@@ -212,8 +212,8 @@ def test_parquet_of_records_that_differ_gives_the_rows_of_json_lines(marked, mod
 
 @pytest.mark.parametrize("role, known", [
     ("human", "user"), ("gpt", "assistant"), ("chatgpt", "assistant"), ("model", "assistant"), ("bot", "assistant"),
-    ("ai", "assistant"), ("function", "tool"), ("observation", "tool"), ("function_response", "tool"), ("tool_response", "tool"),
-    ("ipython", "tool")])  # fmt: skip
+    ("ai", "assistant"), ("function", "tool"), ("observation", "tool"), ("function_response", "tool"),
+    ("tool_response", "tool"), ("ipython", "tool")])  # fmt: skip
 def test_roles_of_other_programs(marked, role, known):
     turns = [{"from": "user", "value": "Q"}, {"from": role, "value": "X"}, {"from": "assistant", "value": "A"}]
     expected = chatml("user: Q", f"{known}{'!' if known == 'assistant' else ':'} X", "assistant! A")

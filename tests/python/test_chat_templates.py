@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from conftest import NATIVE, NO_CALLS
+from conftest import CHATML, NATIVE, NO_CALLS
 from espalier.chats import turns
 
 TRL = Path(importlib.util.find_spec("trl").origin).parent / "chat_templates"
@@ -160,31 +160,27 @@ def test_parallel_calls_of_which_the_template_writes_one_are_refused(marked, ref
         chat(*BOTH),
         "received: 2 tool calls of a message, of which the template does not write all; --tool-calls content does",
     )
-    single = [ASKS, tells(None, tool_calls=[call()]), result(), TELLS]
-    assert marked(model_of(ONE_CALL), [chat(*single)]) == [
-        QUESTION
-        + '«<call>dive {"metres": 9}</call><|im_end|>»\n<|im_start|>tool\nR<|im_end|>\n<|im_start|>assistant\n«A<|im_end|>»'
+    single = chat(ASKS, tells(None, tool_calls=[call()]), result(), TELLS)
+    dive, swim = '<call>dive {"metres": 9}</call>', "<call>swim {}</call>"
+    results = "\n<|im_start|>tool\nR<|im_end|>\n<|im_start|>tool\nS<|im_end|>\n<|im_start|>assistant\n«A<|im_end|>»"
+    assert marked(model_of(ONE_CALL), [single]) == [
+        f"{QUESTION}«{dive}<|im_end|>»\n<|im_start|>tool\nR<|im_end|>\n<|im_start|>assistant\n«A<|im_end|>»"
     ]
+    assert marked("native", [chat(*BOTH)]) == [f"{QUESTION}«{dive}{swim}<|im_end|>»{results}"]
+    dive = '<tool_call>\n{"name": "dive", "arguments": {"metres": 9}}\n</tool_call>'
+    swim = '<tool_call>\n{"name": "swim", "arguments": {}}\n</tool_call>'
     assert marked(model_of(ONE_CALL), [chat(*BOTH)], "--tool-calls", "content") == [
-        QUESTION
-        + '«<tool_call>\n{"name": "dive", "arguments": {"metres": 9}}\n</tool_call>\n<tool_call>\n{"name": "swim", "arguments": {}}\n</tool_call>'
-        "<|im_end|>»\n<|im_start|>tool\nR<|im_end|>\n<|im_start|>tool\nS<|im_end|>\n<|im_start|>assistant\n«A<|im_end|>»"
-    ]
-    assert marked("native", [chat(*BOTH)]) == [
-        QUESTION
-        + '«<call>dive {"metres": 9}</call><call>swim {}</call><|im_end|>»\n<|im_start|>tool\nR<|im_end|>\n<|im_start|>tool\nS<|im_end|>\n'
-        "<|im_start|>assistant\n«A<|im_end|>»"
+        f"{QUESTION}«{dive}\n{swim}<|im_end|>»{results}"
     ]
 
 
-def test_a_call_that_the_template_writes_in_the_last_turn_alone_is_not_lost(refused, model_of):
+NO_SECRET = NATIVE.replace("get('tool_calls', [])", "get('tool_calls', []) if call.function.name != 'secret'")
+
+
+def test_a_call_that_the_template_drops_is_refused(refused, model_of):
     """Its name has to stand in the completion."""
-    template = NATIVE.replace(
-        "for call in message.get('tool_calls', [])",
-        "for call in message.get('tool_calls', []) if call.function.name != 'secret'",
-    )
     refused(
-        model_of(template),
+        model_of(NO_SECRET),
         chat(ASKS, tells(None, tool_calls=[call("secret")])),
         "received: a tool call of `secret`, which the template does not write in this turn",
     )
@@ -346,10 +342,7 @@ def test_a_template_that_takes_lists_of_parts_gets_them(marked, model_of, said):
 
 def test_a_template_that_drops_all_texts_is_refused(prepare, said, model_of):
     assert prepare(model_of(PARTS.replace("'text'", "'words'")), [chat(ASKS, TELLS)]) == (1, None)
-    assert (
-        "expected a chat template that writes the texts of messages, received one that drops them as texts and as lists of parts"
-        in said()
-    )
+    assert "expected a chat template that writes the texts of messages, received one that drops them as texts and" in said()
 
 
 # ---- Prompts and ends -----------------------------------------------------------------------------------------------
@@ -358,7 +351,8 @@ def test_a_template_that_drops_all_texts_is_refused(prepare, said, model_of):
 OPENS = """\
 {%- for message in messages -%}
 <|im_start|>{{ message.role }}
-{% if message.role == 'assistant' %}<think>{{ message.reasoning_content or '' }}</think>{% endif %}{{ message.content }}<|im_end|>
+{% if message.role == 'assistant' %}<think>{{ message.reasoning_content or '' }}</think>{% endif %}
+{{- message.content }}<|im_end|>
 {% endfor -%}
 {%- if add_generation_prompt %}<|im_start|>assistant
 <think>{{ '</think>' if enable_thinking is false else '\n' }}{% endif -%}
@@ -456,47 +450,20 @@ def shipped(marked, model_of):
     return run
 
 
-PHI = ("<s>", "<|user|>", "<|assistant|>", "<|system|>", "<|end|>", "<|endoftext|>")
-GEMMA = (
-    "<bos>",
-    "<|turn>",
-    "<turn|>",
-    "<|tool_call>",
-    "<tool_call|>",
-    "<|tool_response>",
-    "<tool_response|>",
-    '<|"|>',
-    "<eos>",
-)
-GPT_OSS = ("<|start|>", "<|end|>", "<|message|>", "<|channel|>", "<|call|>", "<|return|>")
-COHERE = (
-    "<BOS_TOKEN>",
-    "<|START_OF_TURN_TOKEN|>",
-    "<|USER_TOKEN|>",
-    "<|CHATBOT_TOKEN|>",
-    "<|SYSTEM_TOKEN|>",
-    "<|START_RESPONSE|>",
-    "<|END_RESPONSE|>",
-    "<|END_OF_TURN_TOKEN|>",
+PHI = tuple("<s> <|user|> <|assistant|> <|system|> <|end|> <|endoftext|>".split())
+GEMMA = tuple('<bos> <|turn> <turn|> <|tool_call> <tool_call|> <|tool_response> <tool_response|> <|"|> <eos>'.split())
+GPT_OSS = tuple("<|start|> <|end|> <|message|> <|channel|> <|call|> <|return|>".split())
+COHERE = tuple(
+    "<BOS_TOKEN> <|START_OF_TURN_TOKEN|> <|USER_TOKEN|> <|CHATBOT_TOKEN|> <|SYSTEM_TOKEN|> <|START_RESPONSE|> <|END_RESPONSE|> "
+    "<|END_OF_TURN_TOKEN|>".split()
 )
 DEEPSEEK = tuple(
-    f"<\uff5c{name}\uff5c>".replace(" ", "\u2581")
+    f"<\uff5c{name}\uff5c>"
     for name in (
-        "begin of sentence",
-        "User",
-        "Assistant",
-        "tool calls begin",
-        "tool calls end",
-        "tool call begin",
-        "tool call end",
-        "tool outputs begin",
-        "tool outputs end",
-        "tool output begin",
-        "tool output end",
-        "tool sep",
-        "end of sentence",
-    )
-)
+        "begin_of_sentence User Assistant tool_calls_begin tool_calls_end tool_call_begin tool_call_end tool_outputs_begin "
+        "tool_outputs_end tool_output_begin tool_output_end tool_sep end_of_sentence"
+    ).replace("_", "\u2581").split()
+)  # fmt: skip
 TWO_TURNS = [ASKS, tells("B"), {"role": "user", "content": "R"}, TELLS]
 
 
@@ -527,24 +494,10 @@ def test_gpt_oss_keeps_thoughts_between_tools_and_drops_them_behind_an_answer(sh
     question, header = "<|start|>user<|message|>Q<|end|>", "<|start|>assistant"
     answer = '<|start|>functions.dive to=assistant<|channel|>commentary<|message|>"R"<|end|><|start|>assistant'
     diving = ' to=functions.dive<|channel|>commentary json<|message|>{"metres": 9}<|call|>'
-    loop = (
-        question
-        + header
-        + "«<|channel|>analysis<|message|>T1<|end|><|start|>assistant"
-        + diving
-        + "»"
-        + answer
-        + "«<|channel|>analysis<|message|>T2<|end|><|start|>assistant<|channel|>final<|message|>B<|return|>»"
-    )
-    later = (
-        question
-        + header
-        + diving
-        + answer
-        + "<|channel|>final<|message|>B<|end|><|start|>user<|message|>R<|end|>"
-        + header
-        + "«<|channel|>analysis<|message|>T3<|end|><|start|>assistant<|channel|>final<|message|>A<|return|>»"
-    )
+    thought, final = "«<|channel|>analysis<|message|>%s<|end|><|start|>assistant", "<|channel|>final<|message|>%s"
+    loop = f"{question}{header}{thought % 'T1'}{diving}»{answer}{thought % 'T2'}{final % 'B'}<|return|>»"
+    later = f"{question}{header}{diving}{answer}{final % 'B'}<|end|><|start|>user<|message|>R<|end|>"
+    later += f"{header}{thought % 'T3'}{final % 'A'}<|return|>»"
     assert rows == [loop, loop, later]
     error = said()
     assert "2 turns whose prompt the template writes in another way once the turn is there" in error
@@ -558,16 +511,16 @@ def test_gpt_oss_writes_one_call_of_a_message(prepare, said, model_of):
 
 
 def test_qwen_3_drops_thoughts_before_the_last_question(shipped, said):
-    chat = [ASKS, tells("B", reasoning_content="T1"), {"role": "user", "content": "R"}, tells(reasoning_content="T2")]
+    thinking = [ASKS, tells("B", reasoning_content="T1"), {"role": "user", "content": "R"}, tells(reasoning_content="T2")]
     second = "<|im_start|>user\nR<|im_end|>\n<|im_start|>assistant\n"
-    assert shipped("qwen3", ("<|im_start|>", "<|im_end|>"), chat) == [
+    assert shipped("qwen3", CHATML, thinking) == [
         QUESTION + "«<think>\nT1\n</think>\n\nB<|im_end|>»",
         QUESTION + "B<|im_end|>\n" + second + "«<think>\nT2\n</think>\n\nA<|im_end|>»",
     ]
     assert "whose reasoning" not in said()
-    assert shipped(
-        "qwen3", ("<|im_start|>", "<|im_end|>"), [ASKS, TELLS], flags=("--template-args", '{"enable_thinking": false}')
-    ) == [QUESTION + "<think>\n\n</think>\n\n«A<|im_end|>»"]
+    assert shipped("qwen3", CHATML, [ASKS, TELLS], flags=("--template-args", '{"enable_thinking": false}')) == [
+        QUESTION + "<think>\n\n</think>\n\n«A<|im_end|>»"
+    ]
 
 
 def test_deepseek_v3_opens_a_thought_in_its_prompt_alone(shipped, said):
@@ -606,9 +559,5 @@ def test_control_a_completion_that_ends_elsewhere_is_seen(marked, monkeypatch):
 
 
 def test_control_a_call_that_nobody_looks_for_is_lost(marked, model_of, monkeypatch):
-    template = NATIVE.replace(
-        "for call in message.get('tool_calls', [])",
-        "for call in message.get('tool_calls', []) if call.function.name != 'secret'",
-    )
     monkeypatch.setattr(turns, "check_answer", lambda message, completion, tally: None)
-    assert marked(model_of(template), [chat(ASKS, tells("A", tool_calls=[call("secret")]))]) == [ANSWER]
+    assert marked(model_of(NO_SECRET), [chat(ASKS, tells("A", tool_calls=[call("secret")]))]) == [ANSWER]

@@ -41,7 +41,7 @@ class Context:
     count: int = 0
     place: int = 0
 
-    def lost(self, end, prompt):
+    def gaps(self, end, prompt):
         """The indices of messages before `end`, a turn, whose content its prompt lacks."""
         for index in range(self.count, end):
             content = _divided(self.messages[index])[0].strip()
@@ -53,12 +53,12 @@ class Context:
         self.count = end
 
 
-def check_context(messages, lost, tokens, tally):
-    """Counts messages that are lost, and those that have special tokens. tokens: a pattern of them."""
+def check_context(messages, gaps, tokens, tally):
+    """Counts messages with these indices as dropped, and those that have special tokens. tokens: a pattern of them."""
     for index, message in enumerate(messages):
         if message["content"] and tokens.search(message["content"]):
             tally("special_tokens")
-        if index in lost:
+        if index in gaps:
             tally(f"dropped:{message['role']}")
 
 

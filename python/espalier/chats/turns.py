@@ -63,7 +63,7 @@ def render(template, messages, weights, tools, tally):
     views = template.views(adapted, tools)
     origins = [index for index, message in enumerate(messages) if message["role"] == "assistant"]
     written = ""  # prompt and completion of the last turn of the current run
-    lost: set[int] = set()  # messages that a prompt lacks
+    gaps: set[int] = set()  # indices of messages that a prompt lacks
     places = [index for index, message in enumerate(adapted) if message["role"] == "assistant"]
     for turn, index in enumerate(places):
         texts = _prompt_and_rest(template, views, adapted, index, tools, tally) if index else None
@@ -84,13 +84,13 @@ def render(template, messages, weights, tools, tally):
                 rendered.rewritten_at = turn
             run, context = Run(texts=[prompt]), Context(messages)
             rendered.runs.append(run)
-        lost.update(context.lost(origins[turn], prompt))
+        gaps.update(context.gaps(origins[turn], prompt))
         run.turns.append(turn)
         run.texts.append(completion)
         run.weights.append(weights[turn])
         written = prompt + completion
     if rendered.runs:
-        check_context(messages[: origins[run.turns[-1]] + 1], lost, template.special_tokens, tally)
+        check_context(messages[: origins[run.turns[-1]] + 1], gaps, template.special_tokens, tally)
     return rendered
 
 
