@@ -73,7 +73,7 @@ KINDS = {
     "gpt2": (lambda: byte_level(use_regex=True), False, True, True),
     "llama3": (lambda: byte_level(LLAMA_3), False, True, True),
     "qwen": (lambda: byte_level(QWEN, normalizer=normalizers.NFC()), False, True, True),
-    "digits from the right": (lambda: byte_level(FROM_THE_RIGHT, LLAMA_3), False, True, False),
+    "digits from the right": (lambda: byte_level(FROM_THE_RIGHT, LLAMA_3), False, False, False),
     "bytes alone": (byte_level, False, False, False),
     "metaspace first": (lambda: of_words(pre_tokenizers.Metaspace(prepend_scheme="first")), True, True, False),
     "metaspace always": (lambda: of_words(pre_tokenizers.Metaspace(prepend_scheme="always")), False, True, False),

@@ -45,6 +45,18 @@ def test_other_numbers_are_weights_of_tokens(prepare):
     assert row["loss_weights"] == [0.0] * (question - 1) + answers[0] + [0.0] * question + answers[1]
 
 
+def test_packed_rows_with_weights_and_without_have_weights_all(prepare):
+    from safetensors.numpy import load_file
+
+    records = [asks(TELLS), asks({**TELLS, "weight": 0.5}), asks({**TELLS, "weight": 0}, ASKS, TELLS)]
+    _, rows = prepare("native", records)
+    _, packed = prepare("native", records, name="rows.safetensors")
+    columns = load_file(packed)
+    assert "loss_mask" not in columns
+    assert columns["loss_weights"].tolist() == [loss for row in rows for loss in row.get("loss_mask") or row["loss_weights"]]
+    assert sorted(set(columns["loss_weights"].tolist())) == [0.0, 0.5, 1.0]
+
+
 @pytest.mark.parametrize("value", ["no", -1, "0", [0], {"a": 1}])
 def test_marks_that_are_no_weight_are_refused(refused, value):
     refused(
@@ -367,6 +379,12 @@ def test_a_history_of_a_pair_is_context(marked):
         chatml("user: Where?", "assistant: Here.", "user: How deep is the lake?", f"assistant! {text}")
         for text in ("Nine metres.", "Who knows.")
     ]
+
+
+def test_answers_inside_a_prompt_are_context_behind_a_history_too(marked):
+    before = "user: Where?", "assistant! Here.", "user: How deep is the lake?", "assistant: Ten?", "user: Measure it."
+    record = {"prompt": EARLIER, "completion": "Nine metres.", "history": [["Where?", "Here."]]}
+    assert marked("native", [record]) == [chatml(*before, "assistant! Nine metres.")]
 
 
 @pytest.mark.parametrize("turn", ["Where?", ["Where?"], ["Where?", 3], 3])

@@ -93,6 +93,15 @@ def test_a_generation_prompt_that_is_always_there_is_not_found_at_an_earlier_tur
     assert talk.counts == {"differing_prompts": 4}
 
 
+def test_a_turn_that_is_found_at_an_earlier_place_alone_is_left_out():
+    """The whole text begins with the number of its messages, and the last turn alone begins otherwise than its prompt."""
+    source = TURNS.replace("<|end|>", "<|end|>" * 20).replace(
+        "|>{{", "|>{% if message.role == 'assistant' and not loop.last %}<open>{% endif %}{{"
+    )
+    talk = talk_of("{{ messages | length }}" + source + PROMPT.replace("|>{%", "|><open>{%"), pages.answers())
+    assert not talk.losses and talk.counts == {"skipped_turns": 3}
+
+
 def test_a_call_that_comes_with_a_turn_of_its_own_goes_into_the_content():
     """As in the first templates of DeepSeek R1, which write an empty answer behind calls."""
     source = TURNS.replace(CALL, "").replace(
@@ -116,6 +125,18 @@ def test_a_system_message_that_some_prompt_lacks_is_counted():
     )
     talk = talk_of(source, [pages.says("system", 1), *pages.loop()])
     assert talk.counts["dropped:system"] == 1 and "system text 1." in talk.contexts[3]
+
+
+def test_thoughts_inside_of_the_content_are_written_as_the_template_writes_thoughts():
+    """As of Qwen 3.8 and gpt-oss, which take a content with <think> for an answer."""
+    source = TURNS.replace("|>{{", "|>{% if message.thinking %}<thought>{{ message.thinking }}</thought>{% endif %}{{")
+    inside = "<think>\nthought 1.\n</think>\n\n"
+    for messages in (pages.answers(), pages.loop()):
+        content = messages[1]["content"] or ""
+        message = {**messages[1], "content": inside + content}
+        loss = talk_of(source + PROMPT, [messages[0], message, *messages[2:]]).losses[0]
+        assert loss.startswith(f"<thought>thought 1.</thought>{content}") and "think>" not in loss
+        assert talk_of(TURNS + PROMPT, [messages[0], message, *messages[2:]]).losses[0].startswith(inside + content)
 
 
 def test_arguments_that_the_template_drops_are_counted():

@@ -225,6 +225,9 @@ def _cuts_of_words(tokenizer, cuts):
     added = tokenizer.added_tokens_decoder.values()
     if backend.pre_tokenizer is None or any(token.lstrip or token.rstrip or " " in token.content for token in added):
         return None, None
+    # Patterns that look around see more than neighbours; `(?!\S)` looks at spaces alone, which stand in no such place.
+    if re.search(r"\(\?<?[=!]|\\\\b", backend.pre_tokenizer.__getstate__().decode().replace(r"(?!\\S)", "")):
+        return None, None
     around = [(before, after) for before in NEIGHBOURS for after in NEIGHBOURS]
     pairs = {
         SPACES: [(left, " " + right) for left in VISIBLE for right in VISIBLE],

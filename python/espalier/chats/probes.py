@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import groupby
 
 from ..errors import RenderError
 
@@ -49,13 +50,17 @@ def common_length(*texts):
 
 
 def outside_of_tokens(at, texts, tokens):
-    """The place `at` of texts, or the beginning of the token that it lies in."""
+    """The place `at` of texts, or the beginning of the token that it lies in. tokens: {length: tokens}, the longest first."""
     for text in texts:
-        for token in tokens:
-            begin = text.rfind(token, max(0, at - len(token) + 1), at + len(token) - 1)
-            if begin >= 0:
-                at = begin
+        for length, alike in tokens.items():
+            begins = range(max(0, at - length + 1), at)
+            at = next((begin for begin in begins if text[begin : begin + length] in alike), at)
     return at
+
+
+def by_length(texts):
+    """{length: texts}, the longest first."""
+    return {length: set(alike) for length, alike in groupby(sorted(texts, key=len, reverse=True), len) if length}
 
 
 def user(text=USER):
@@ -94,12 +99,12 @@ class Forms:
 @dataclass
 class Probes:
     """The findings about a template. render(messages, add_generation_prompt, tools) renders, or raises RenderError.
-    `tokens`: the tokenizer's added tokens. `end`: the one that ends its texts. `reasons`: the words of its refusals.
+    `tokens`: the tokenizer's added tokens by length. `end`: the one that ends its texts. `reasons`: the words of its refusals.
     `needs_tools`: whether it rendered the last probe with tools alone."""
 
     render: Callable[..., str]
     parts: bool = False
-    tokens: list[str] = field(default_factory=list)
+    tokens: dict[int, set[str]] = field(default_factory=dict)
     end: str = ""
     needs_tools: bool = False
     reasons: list = field(default_factory=list)

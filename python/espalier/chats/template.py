@@ -10,7 +10,7 @@ from typing import Any
 from ..commands.console import clipped
 from ..errors import RenderError
 from .messages import REASONING
-from .probes import SWITCHES, THOUGHT, Probes, answer
+from .probes import SWITCHES, THOUGHT, Probes, answer, by_length
 from .views import views_of
 
 MOST_VARIANTS = 256  # of arguments that rows bring
@@ -32,7 +32,7 @@ class ChatTemplate:
         self.tokenizer = tokenizer
         self.arguments = arguments or {}
         self._variants: dict[str, ChatTemplate] = {}
-        self.added_tokens = _texts(token.content for token in tokenizer.added_tokens_decoder.values())
+        self.added_tokens = by_length(token.content for token in tokenizer.added_tokens_decoder.values())
         self.probes = Probes(self._rendered, tokens=self.added_tokens, end=tokenizer.eos_token or "")
         if not self.probes.find_parts():
             raise ValueError(
@@ -218,10 +218,14 @@ class ChatTemplate:
             message["tool_calls"] = [_with_object_arguments(call) for call in message["tool_calls"]]
 
     def _adapt_reasoning(self, message):
-        """Gives thoughts the name that the template reads."""
+        """Gives thoughts the name that the template reads: of their field, or in <think> at the beginning of the content."""
         thoughts = next((message[key] for key in REASONING if isinstance(message.get(key), str) and message[key]), None)
-        key = self.probes.reasoning_key if thoughts is not None else None
-        if key and key not in message:
+        thought, end, content = (message["content"] or "").partition("</think>")
+        is_inside = thoughts is None and end and thought.lstrip().startswith("<think>")
+        key = self.probes.reasoning_key if is_inside or thoughts is not None else None
+        if key and is_inside:
+            message[key], message["content"] = thought.replace("<think>", "", 1).strip(), content.lstrip() or None
+        elif key and key not in message:
             message[key] = thoughts
 
     def _in_rendered_roles(self, messages, tally):
@@ -269,12 +273,7 @@ class ChatTemplate:
 def _special_tokens(tokenizer):
     """Texts of the tokenizer's special tokens, longest first."""
     added = {token.content for token in tokenizer.added_tokens_decoder.values() if token.special}
-    return _texts(added | set(tokenizer.all_special_tokens))
-
-
-def _texts(tokens):
-    """The texts of tokens, longest first."""
-    return sorted(filter(None, tokens), key=lambda text: (-len(text), text))
+    return sorted(added | set(tokenizer.all_special_tokens), key=lambda text: (-len(text), text))
 
 
 def _short_id(identity):

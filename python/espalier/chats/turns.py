@@ -140,7 +140,9 @@ def _behind_prompt(prompt, full, generation, content, places):
     for length in (*(len(generation) + tail for tail in TAILS), *([len(prompt) - last] if last >= 0 else [])):
         tail = prompt[-length:]
         at = full.rfind(tail)
-        if at >= 0 and len(tail) > len(generation) and (last < 0 or content not in full[at + len(tail) : opening]):
+        between = full[at + len(tail) : opening]
+        is_earlier = last >= 0 and content in between and len(between) > len(generation)
+        if at >= 0 and len(tail) > len(generation) and not is_earlier:
             return at + len(tail)
     if last < 0 or last + len(content) > parting:
         return None
