@@ -256,6 +256,12 @@ class Probes:
         return bool(prompt and whole) and whole.startswith(prompt)
 
     @cached_property
+    def finds_thoughts(self):
+        """Whether thoughts in <think> at the beginning of a content are written as those of `reasoning_key`."""
+        inside = self.text([user(), answer(f"<think>\n{THOUGHT}\n</think>\n\n{ANSWER}")], False)
+        return inside == self.text([user(), answer(**{self.reasoning_key: THOUGHT})], False)
+
+    @cached_property
     def header(self):
         """What the template writes before any answer to a question: as generation prompt, and in rendered turns."""
         question, prompt = self.text([user()], False), self.text([user()])

@@ -218,14 +218,15 @@ class ChatTemplate:
             message["tool_calls"] = [_with_object_arguments(call) for call in message["tool_calls"]]
 
     def _adapt_reasoning(self, message):
-        """Gives thoughts the name that the template reads: of their field, or in <think> at the beginning of the content."""
+        """Gives thoughts the name that the template reads. Those in <think> at the beginning of the content get it if the
+        template does not find them there."""
         thoughts = next((message[key] for key in REASONING if isinstance(message.get(key), str) and message[key]), None)
         thought, end, content = (message["content"] or "").partition("</think>")
         is_inside = thoughts is None and end and thought.lstrip().startswith("<think>")
         key = self.probes.reasoning_key if is_inside or thoughts is not None else None
-        if key and is_inside:
-            message[key], message["content"] = thought.replace("<think>", "", 1).strip(), content.lstrip() or None
-        elif key and key not in message:
+        if key and is_inside and not self.probes.finds_thoughts:
+            message[key], message["content"] = thought.replace("<think>", "", 1).strip("\n"), content.lstrip("\n") or None
+        elif key and key not in message and thoughts is not None:
             message[key] = thoughts
 
     def _in_rendered_roles(self, messages, tally):
