@@ -298,7 +298,7 @@ def line_of(name, source):
     """A template's line. One that refuses every conversation has its reason in the first cell."""
     try:
         subject = Subject(source)
-    except RenderError as refusal:
+    except (RenderError, ValueError) as refusal:
         cells = [f"refused: {' '.join(str(refusal).split())[:60]}"] + [""] * (len(COLUMNS) - 1)
         return f"| `{name}` | {' | '.join(cells)} |"
     lists = " (lists)" if subject.template.probes.parts else ""
@@ -376,7 +376,8 @@ def download():
         pins = Path(folder) / "requirements.txt"
         pins.write_text(f"{PACKAGE}=={RELEASE} --hash=sha256:{SHA256}\n")
         flags = ["--no-deps", "--no-binary", PACKAGE, "--require-hashes", "--requirement", str(pins), "--dest", folder]
-        subprocess.run([sys.executable, "-m", "pip", "download", *flags], check=True, stdout=sys.stderr)
+        if subprocess.run([sys.executable, "-m", "pip", "download", *flags], stdout=sys.stderr).returncode:
+            raise SystemExit(f"chat_templates.py: {PACKAGE} {RELEASE} cannot be downloaded; --llama-cpp DIR reads a copy")
         with tarfile.open(next(Path(folder).glob("*.tar.gz"))) as archive:
             members = [member for member in archive if FOLDER in member.name and member.name.endswith(".jinja")]
             return {Path(member.name).stem: archive.extractfile(member).read().decode("utf-8") for member in members}
@@ -389,6 +390,8 @@ def main(arguments=None):
     parser.add_argument("--show", type=Path, metavar="FILE", help="print the line of a template")
     arguments = parser.parse_args(arguments)
     logging.set_verbosity_error()
+    if arguments.show and not arguments.show.is_file():
+        parser.error(f"--show {arguments.show}: expected a file, received none")
     if arguments.show:
         print(f"| template | {' | '.join(COLUMNS)} |\n{line_of(arguments.show.stem, arguments.show.read_text('utf-8'))}")
         return 0

@@ -16,7 +16,7 @@ def load_tokenizer(model):
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    hidden = "torch" not in sys.modules
+    hidden = not {"torch", "transformers"} & sys.modules.keys()
     if hidden:
         sys.modules["torch"] = None  # type: ignore[assignment]  # makes find_spec report that it is missing
     try:
