@@ -189,7 +189,9 @@ def test_the_plain_forms_are_right():
             assert ours.keys() == plain.keys() and all((ours[key] - plain[key]).norm() <= 1e-12 * plain[key].norm() for key in ours), name
     for name, forest in attention_cases.forests().items():
         case = attention_cases._case(name, forest, 8, 0, torch.float64, "cpu")
-        assert all((ours - exact).norm() <= 1e-12 * exact.norm() for ours, exact in zip(case.ours().values(), case.exact().values())), name
+        exact = case.exact()
+        largest = max(values.norm() for values in exact.values())  # a single token has gradients of 0, which rounding may miss
+        assert all((ours - values).norm() <= 1e-12 * largest for ours, values in zip(case.ours().values(), exact.values())), name
 
 
 @pytest.fixture
