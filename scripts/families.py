@@ -88,7 +88,7 @@ def error_of(model, rng):
     with InFloat64():
         alone = sum(loss_of(model, torch.tensor([row])) for row in rows)
         theirs = torch.autograd.grad(alone, parameters, allow_unused=True)
-        patching._attached_and_proven(backbone_of(model))
+        patching.attach_for_proof(backbone_of(model))
         together = loss_of(model, *batch_of(rows))
         ours = torch.autograd.grad(together, parameters, allow_unused=True)
     whole = torch.stack([gradient.norm() for gradient in theirs if gradient is not None]).norm()

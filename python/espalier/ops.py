@@ -123,7 +123,7 @@ _registered: dict[str, torch.library.Library] = {}  # what Python implements: at
 
 
 def _tokens(ends: Tensor | None) -> Tensor:
-    return torch.empty((0,), dtype=torch.int64) if ends is None else ends
+    return torch.empty((0,), dtype=torch.int64, device="cpu") if ends is None else ends
 
 
 _load()
@@ -172,7 +172,7 @@ def tree_attention(q: Tensor, k: Tensor, v: Tensor, subtree_end: Tensor, *, soft
     if softmax_scale is None:
         softmax_scale = q.shape[-1] ** -0.5
     if context_blocks is None:
-        context_blocks = torch.empty((0, 5), dtype=torch.int64)
+        context_blocks = torch.empty((0, 5), dtype=torch.int64, device="cpu")
     return _ops.tree_attention(q, k, v, subtree_end, softmax_scale, list(context_k), list(context_v), context_blocks,
                                sliding_window, position, context_positions, sinks,
                                0.0 if softcap is None else softcap)[0]  # fmt: skip

@@ -76,9 +76,10 @@ def order_of_groups(prompt_ids: Tensor, prompt_mask: Tensor | None = None) -> Te
     shuffling draws, so that all that is drawn later stays the same."""
     ids = prompt_ids if prompt_mask is None else prompt_ids.masked_fill(prompt_mask == 0, -1)
     group_of_row = torch.unique(ids.cpu(), dim=0, return_inverse=True)[1]
-    order = torch.randperm(len(ids))
+    order = torch.randperm(len(ids)).cpu()
     groups = group_of_row[order]
-    first_place = torch.full((int(groups.max()) + 1,), len(ids)).scatter_reduce(0, groups, torch.arange(len(ids)), "amin")
+    places = torch.arange(len(ids), device="cpu")
+    first_place = order.new_full((int(groups.max()) + 1,), len(ids)).scatter_reduce(0, groups, places, "amin")
     return order[torch.argsort(first_place[groups], stable=True)]
 
 

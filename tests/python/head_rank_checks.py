@@ -10,6 +10,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from espalier import ops
+from espalier.errors import Unsupported
 from espalier.hf import patch
 from espalier.hf.float64 import InFloat64
 from hf_models import alone, branching_rows, make_model, padded, worst_error
@@ -75,6 +76,37 @@ def logits_of_sharded_models(rank):
     torch.testing.assert_close(ours[inside], theirs[inside], rtol=EXACT, atol=EXACT)
 
 
+def logits_read_late_of_sharded_models(rank):
+    """After backward where the head is gathered for itself; after a step never, also while the layer is gathered again."""
+    batch = padded(ROWS[rank.rank :: rank.size])
+    inside = batch["attention_mask"].bool()
+    for is_head_apart in True, False:
+        model = patch(make_model("qwen3"))
+        for part in ([model.lm_head] if is_head_apart else []) + [*model.model.layers, model]:
+            shard(part)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        with InFloat64():
+            expected = model(**batch).logits.detach()
+            early, late, later = (model(**batch) for _ in range(3))
+            early.loss.backward()
+            if is_head_apart:
+                torch.testing.assert_close(early.logits[inside], expected[inside], rtol=EXACT, atol=EXACT)
+            optimizer.step()
+            refuses(lambda: late.logits)
+            found = model(**batch)
+            refuses(lambda: later.logits)
+            assert (found.logits - expected)[inside].abs().max() > 1e-3
+
+
+def refuses(read):
+    try:
+        read()
+    except Unsupported as refusal:
+        assert "has changed since the forward pass" in str(refusal)
+    else:
+        raise AssertionError("expected a refusal, received logits")
+
+
 def replicas(rank):
     """DistributedDataParallel, also where it goes through outputs."""
     for unused in False, True:
@@ -91,4 +123,5 @@ def one_rank_counts_otherwise(rank):
         assert worst_error(gradients_of(model, rank)[1], expected("qwen3")) > 1e-3
 
 
-CHECKS = {2: [sharded_models, sharded_heads, heads_with_the_norm, logits_of_sharded_models, replicas, one_rank_counts_otherwise]}
+CHECKS = {2: [sharded_models, sharded_heads, heads_with_the_norm, logits_of_sharded_models,
+              logits_read_late_of_sharded_models, replicas, one_rank_counts_otherwise]}

@@ -17,7 +17,7 @@ from espalier.errors import InputError, Unsupported
 from espalier.hf import patch, patching, unpatch, verify
 from espalier.hf.float64 import InFloat64
 from espalier.step.passes import Pass
-from hf_models import FORMS, branching_rows, make_model, padded, sums_of, worst_error
+from hf_models import HookOfEspalier, FORMS, branching_rows, make_model, padded, sums_of, worst_error
 
 peft = pytest.importorskip("peft")
 EXACT = 1e-12
@@ -149,13 +149,13 @@ def test_means_over_draws():
     model = patch(with_adapters(targets=["q_proj"], rate=0.5), dropout="shared")
     layer, batch = model.get_base_model().model.layers[0].self_attn.q_proj, padded(branching_rows())
     weight, seen = layer.lora_A["default"].weight, []
-    layer.register_forward_hook(lambda _module, _args, output: seen.append(output))
+    layer.register_forward_hook(HookOfEspalier(lambda _module, _args, output: seen.append(output)))
 
     def values():
         seen.clear()
         model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"])
-        (gradient,) = torch.autograd.grad((seen[0] * torch.linspace(-1, 1, seen[0].numel()).view(seen[0].shape)).sum(), weight)
-        return torch.cat([seen[0].detach().flatten(), gradient.flatten()])
+        (gradient,) = torch.autograd.grad((seen[-1] * torch.linspace(-1, 1, seen[-1].numel()).view(seen[-1].shape)).sum(), weight)
+        return torch.cat([seen[-1].detach().flatten(), gradient.flatten()])  # after that of a test of the adapter
 
     model.eval()
     expected = values()

@@ -60,7 +60,7 @@ def test_families_that_are_exact(model_type):
     model = default_model(model_type, **settings_of(model_type))
     patch(model)
     model = small_model(stock_class(backbone_of(model)), backbone_of(model).config)
-    assert proof.error_of(model, patching._attached_and_proven)[0] <= 1e-11
+    assert proof.error_of(model, patching.attach_for_proof)[0] <= 1e-11
 
 
 @pytest.mark.parametrize("model_type", REFUSED)
@@ -81,7 +81,7 @@ def test_the_proof_is_sharp(model_type, monkeypatch):
     monkeypatch.setattr(patching.attention, "_chunk_of", lambda *_: 0)
     model = default_model(model_type, **settings_of(model_type))
     small = small_model(stock_class(backbone_of(model)), backbone_of(model).config)
-    assert proof.error_of(small, patching._attached_and_proven)[0] > 1e-2
+    assert proof.error_of(small, patching.attach_for_proof)[0] > 1e-2
 
 
 @pytest.mark.parametrize("model_type", ["mixtral", "gemma3_text", "olmo2"])
@@ -182,7 +182,7 @@ def test_once_for_each_configuration(monkeypatch):
     count = 2 if proof.is_tested() else 3  # the tests cover it, with versions that they are run with
     assert len(proven) == count
     file = next(kept.folder("proofs").glob("olmo2-*.json"))
-    assert json.loads(file.read_text()) == {"fault": None, "not_small": None}
+    assert json.loads(file.read_text()) == {"fault": None, "reference": "a small copy in float64"}
     for broken in kept.folder("proofs").glob("*.json"):
         broken.write_text("{")
     monkeypatch.setattr(proof, "_verdicts", {})
@@ -243,7 +243,7 @@ def test_a_model_without_a_small_copy_proves_itself(without_small_copies):
     model, batch = real("mixtral"), padded([[5, 6, 7], [5, 6, 8]])
     batch = {name: value % 48 for name, value in batch.items() if name != "labels"}
     before = model(**batch).logits
-    with pytest.warns(UserWarning, match="MixtralModel is proven on the model itself, without gradients.*made so by a test"):
+    with pytest.warns(UserWarning, match="MixtralModel is proven on the model itself in float32.*made so by a test"):
         patch(model)
     torch.testing.assert_close(model(**batch).logits, before)
     assert espalier.hf.sharing(model).batches == 1
@@ -320,6 +320,6 @@ def test_the_script_finds_what_the_proof_lets_through(monkeypatch):
     """Negative control: with a proof that passes everything, bloom is silently different, and the script says so."""
     script = runpy.run_path(str(REPOSITORY / "scripts/families.py"))
     assert script["judged"]("bloom")["verdict"] == "refused"
-    monkeypatch.setattr(patching, "check_family", lambda _: None)
+    monkeypatch.setattr(patching, "check_family", lambda *_: None)
     record = script["judged"]("bloom")
     assert record["verdict"] == "different" and record["error"] > 0.1

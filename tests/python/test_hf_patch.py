@@ -149,7 +149,7 @@ def test_gradient_checkpointing(kind):
 def test_recurrent_layers_that_do_not_branch(kind, monkeypatch):
     """Negative control: attention follows the forest, but recurrences run through it from token to token."""
     gc.collect()  # models of other tests
-    monkeypatch.setattr(patching, "check_mixers", lambda *_: None)
+    monkeypatch.setattr(patching, "check_followed", lambda *_: None)
     monkeypatch.setattr(patching.Patch, "install_mixers", lambda *_: None)
     assert worst_error(patched_sums(kind, padded(branching_rows())), expected(kind)) > 1e-4
 

@@ -100,11 +100,14 @@ def test_dropout_of_lora():
 def test_adapters_that_look_for_their_invocation(is_training):
     peft = pytest.importorskip("peft")
     config = peft.LoraConfig(alora_invocation_tokens=[5, 6], target_modules=["q_proj"], task_type="CAUSAL_LM")
-    model = peft.get_peft_model(patch(make_model("qwen3", torch.float32)), config).train(is_training)
-    with pytest.raises(Unsupported, match="aLoRA .*received one in layers.0.self_attn.q_proj"):
-        model(**padded(branching_rows()))
+    model = peft.get_peft_model(make_model("qwen3", torch.float32), config).train(is_training)
+    batch = padded(branching_rows())
+    expected = model(**batch).loss
+    patch(model)
+    with pytest.warns(UserWarning, match="batches run unshared.*_alora_offsets_pre_forward_hook"):
+        assert torch.equal(model(**batch).loss, expected)
     with model.disable_adapter():
-        model(**padded(branching_rows()))
+        torch.testing.assert_close(model(**batch).loss, expected)
 
 
 @pytest.mark.parametrize("is_training", [True, False])
@@ -130,11 +133,10 @@ def test_an_adapter_for_each_row():
 
     model, batch = make(), padded(branching_rows())
     names = (["default", "other"] * 5)[:len(batch["input_ids"])]
-    model(**batch, adapter_names=names)  # as PEFT has it
+    expected = model(**batch, adapter_names=names).loss
     patch(model)
-    with pytest.raises(Unsupported, match="adapter_names: expected none with a patched model.*model.set_adapter"):
-        model(**batch, adapter_names=names)
-    model = patch(make())  # after an error PEFT leaves its hooks in the first one
+    with pytest.warns(UserWarning, match="batches run unshared.*_adapter_names_pre_forward_hook"):
+        assert torch.equal(model(**batch, adapter_names=names).loss, expected)
     for name in ("default", "other"):
         model.set_adapter(name)
         model(**batch)

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Models for text and images: their language model is patched where it stands, for rows of text alone."""
+"""Which rows a batch is made of, where the backbone is not handed all that says so: models for text and images, whose language
+model is patched where it stands, for rows of text alone; packed rows of heads that drop position_ids."""
 
+import contextlib
 import copy
 import functools
 import pickle
@@ -11,10 +13,12 @@ from transformers import AutoConfig, AutoModelForImageTextToText
 
 import espalier
 from espalier.errors import Unsupported
-from espalier.hf import patch, sharing, unpatch, verify
+from espalier.hf import patch, sharing, text_rows, unpatch, verify
+from espalier.hf.families import backbone_of
 from espalier.hf.float64 import InFloat64
-from espalier.hf.small_copy import draw_weights
-from hf_models import alone, branching_rows, padded, sums_of, worst_error
+from espalier.hf.small_copy import draw_weights, small_model
+from hf_default_models import default_model
+from hf_models import VERSION, alone, branching_rows, make_model, packed, padded, sums_of, worst_error
 from small_models import MODELS
 
 SIZES = dict(hidden_size=32, intermediate_size=24, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, head_dim=8,
@@ -144,3 +148,114 @@ def test_a_step_gives_the_gradients_of_rows(token_budget):
             step.backward(-(step.logprobs(batch) * batch.weights).sum())
     ours = {name: parameter.grad for name, parameter in model.named_parameters() if parameter.grad is not None}
     assert worst_error((1.0, ours), (1.0, expected("qwen3_5")[1])) <= 1e-12
+
+
+RECURRENT = ["mamba2", "falcon_h1", "granitemoehybrid", "bamba", "nemotron_h", "zamba2", "qwen3_next", "qwen3_5_text",
+             "qwen3_5_moe_text", "lfm2", "minimax", "olmo_hybrid", "bart"]  # fmt: skip
+SETTINGS = {"lfm2": {"layer_types": ["conv", "conv", "full_attention"] * 2, "num_hidden_layers": 6}}
+
+
+def small(kind):
+    """A small model with a head, of the default config of a family."""
+    if VERSION < (5, 23):
+        pytest.skip("layers of these families follow trees since Transformers 5.23")
+    model = default_model(kind, **SETTINGS.get(kind, {}))
+    return small_model(type(model), model.config).eval()
+
+
+def boundaries(rows):
+    """Of packed rows, in the forms in which collators give them beside position_ids."""
+    ends = torch.tensor([0, *map(len, rows)]).cumsum(0).int()
+    numbers = torch.cat([torch.full((1, len(row)), number) for number, row in enumerate(rows)], 1).int()
+    cumulated = {"cu_seq_lens_q": ends, "cu_seq_lens_k": ends, "max_length_q": max(map(len, rows)),
+                 "max_length_k": max(map(len, rows))}  # fmt: skip
+    return {"position_ids": {}, "seq_idx": {"seq_idx": numbers}, "cu_seq_lens": cumulated}
+
+
+def rows_of_words():
+    return [[token % 40 + 5 for token in row] for row in branching_rows()]
+
+
+@pytest.mark.parametrize("where", ["head", "hook", "forward"])
+@pytest.mark.parametrize("kind", RECURRENT)
+def test_packed_rows(kind, where):
+    """Rows stay apart, whether the head runs for distinct tokens, for all rows because of a hook, or as another library has
+    set its forward."""
+    model, rows = small(kind), rows_of_words()
+    with InFloat64():
+        expected = gradients_of(sums_of(model, [packed([row]) | {"use_cache": False} for row in rows]))
+    if where == "forward":
+        model.forward = functools.partial(type(model).forward, model)
+    patch(model)
+    hook = backbone_of(model).register_forward_hook(lambda *_: None) if where == "hook" else None
+    for more in boundaries(rows).values():
+        with InFloat64():
+            found = gradients_of(sums_of(model, [packed(rows) | more | {"use_cache": False}]))
+        assert worst_error(found, expected) <= 1e-6
+    if hook is not None:
+        hook.remove()
+    assert sharing(model).ratio > 1.5
+
+
+@pytest.mark.parametrize("form", ["seq_idx", "cu_seq_lens"])
+@pytest.mark.parametrize("kind", ["mamba2", "nemotron_h", "qwen3_next"])
+def test_boundaries_without_positions(kind, form):
+    model, rows = patch(small(kind)), rows_of_words()
+    with pytest.raises(Unsupported, match="expected the boundaries of the rows that position_ids tell of"):
+        model(input_ids=packed(rows)["input_ids"], **boundaries(rows)[form])
+
+
+@pytest.mark.parametrize("kind", ["falcon_mamba", "jamba", "mamba"])
+def test_recurrences_that_do_not_follow_trees(kind):
+    with pytest.raises(Unsupported, match="trees are exact"):
+        patch(small(kind))
+
+
+@pytest.mark.parametrize("kind", ["mamba2", "zamba2", "bart"])
+def test_packed_rows_of_a_backbone(kind):
+    """Without a head, and by its forward alone."""
+    model, rows = small(kind), rows_of_words()
+    backbone = backbone_of(model)
+    with torch.no_grad(), InFloat64():
+        expected = [backbone(input_ids=torch.tensor([row]), use_cache=False).last_hidden_state[0] for row in rows]
+        patch(backbone)
+        batch = {name: value for name, value in packed(rows).items() if name != "labels"} | {"use_cache": False}
+        for call in backbone, backbone.forward:
+            found = call(**batch).last_hidden_state[0].split([len(row) for row in rows])
+            torch.testing.assert_close(found, tuple(expected), rtol=1e-11, atol=1e-11)
+
+
+@pytest.mark.parametrize("is_wrapped", [True, False])
+def test_packed_rows_of_a_head_that_drops_positions(is_wrapped):
+    """Its loss as well, and inside of PEFT, which calls the forward of the model without its hooks."""
+    model, rows = make_model("mamba2"), branching_rows()
+    if is_wrapped:
+        peft = pytest.importorskip("peft")
+        model = peft.get_peft_model(model, peft.LoraConfig(r=3, init_lora_weights=False, target_modules=["in_proj"]))
+        model = model.to(torch.float64)
+    expected, batch = gradients_of(alone(model, rows)), packed(rows)
+    patch(model)
+    with InFloat64():
+        assert worst_error(gradients_of(sums_of(model, [batch])), expected) <= 1e-11
+        loss = model(**batch, num_items_in_batch=1).loss
+    assert loss.item() == pytest.approx(expected[0], rel=1e-11)
+
+
+def test_packed_rows_of_which_the_head_does_not_tell(monkeypatch):
+    """Negative control."""
+    model, rows = make_model("mamba2"), branching_rows()
+    expected = alone(model, rows)
+    monkeypatch.setattr(text_rows, "of_head", lambda *_: contextlib.nullcontext())
+    with InFloat64():
+        assert worst_error(sums_of(patch(model), [packed(rows)]), expected) > 1e-3
+
+
+def test_what_a_head_tells_is_forgotten():
+    """The next call, of the backbone, is of other rows; and so is one of another shape inside of the head."""
+    model, rows = patch(make_model("mamba2")), branching_rows()
+    batch = packed(rows)
+    model(**batch)
+    with torch.no_grad(), InFloat64():
+        found = backbone_of(model)(input_ids=batch["input_ids"]).last_hidden_state
+        expected = backbone_of(unpatch(model))(input_ids=batch["input_ids"]).last_hidden_state
+    torch.testing.assert_close(found, expected, rtol=1e-11, atol=1e-11)

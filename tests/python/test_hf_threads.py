@@ -13,7 +13,7 @@ from espalier.hf import patch, verify
 from espalier.hf.families import backbone_of
 from espalier.hf.float64 import InFloat64
 from hf_forced_routes import forced_alone, recorded_routes
-from hf_models import alone, branching_rows, make_model, padded, sums_of, worst_error
+from hf_models import HookOfEspalier, alone, branching_rows, make_model, padded, sums_of, worst_error
 
 EXACT = 1e-12
 SECONDS = 120  # a test that waits longer has failed
@@ -45,7 +45,7 @@ def generation_in_between(model, found):
             thread.start()
             assert is_inside.wait(SECONDS)
 
-    hook = backbone_of(model).layers[0].register_forward_pre_hook(meet, with_kwargs=True)
+    hook = backbone_of(model).layers[0].register_forward_pre_hook(HookOfEspalier(meet), with_kwargs=True)
     try:
         yield
     finally:
@@ -126,7 +126,7 @@ def test_replayed_routes():
             thread.start()
             assert is_inside.wait(SECONDS)
 
-    hook = layer.mlp.register_forward_pre_hook(before_router)  # between its mixer and its router
+    hook = layer.mlp.register_forward_pre_hook(HookOfEspalier(before_router))  # between its mixer and its router
     try:
         with InFloat64():
             assert worst_error(sums_of(model, [routed]), theirs) <= EXACT

@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """espalier.hf.verify: models in low precision pass, and models that are wrong do not."""
 
+import types
+
 import pytest
 import torch
 from transformers.models.qwen3_moe import modeling_qwen3_moe
 
 from espalier.errors import Unsupported
-from espalier.hf import VerificationError, decisions, patch, verify
+from espalier.hf import VerificationError, decisions, patch, patching, verify
 from espalier.hf.families import backbone_of
 from espalier.hf.patching import patch_of
 from hf_models import FORMS, branching_rows, make_model, padded
@@ -64,7 +66,16 @@ def test_routers_take_the_experts_of_float64(monkeypatch):
     assert report.flips.unpatched > 20 and report.flips.patched > 20
     assert f"of {report.flips.num_choices:,} choices" in str(report)
     stock = decisions.Own.hook
-    monkeypatch.setattr(decisions.Own, "hook", lambda own, number: lambda *call: stock(own, number)(*call) and None)
+
+    def ignored(own, number):
+        take = stock(own, number)
+
+        def hook(*call):
+            take(*call)
+
+        return types.FunctionType(hook.__code__, vars(decisions), closure=hook.__closure__)  # other hooks run batches unshared
+
+    monkeypatch.setattr(decisions.Own, "hook", ignored)
     free = verify(with_close_scores(), batch)
     assert free.logprobs.unpatched > 3 * report.logprobs.unpatched
 
@@ -78,6 +89,7 @@ def test_routers_that_would_choose_others(monkeypatch):
         return logits, weights, (chosen + (len(hidden) > 20)) % router.num_experts  # rows alone are shorter
 
     monkeypatch.setattr(modeling_qwen3_moe.Qwen3MoeTopKRouter, "forward", of_other_tokens)
+    monkeypatch.setattr(patching, "check_tokenwise", lambda *_: None)
     report = verify(make_model("qwen3_moe", torch.float32), padded(long_rows()))
     assert report.worst is report.flips and "FAILED: choices of experts" in str(report)
     assert max(report.logprobs.ratio, *(judged.ratio for judged in report.gradients)) <= 2

@@ -24,7 +24,7 @@ HYBRIDS = [model_type for model_type, (_, mixer) in FAMILIES.items() if mixer]
 
 def small_error(model_type):
     backbone = backbone_of(make_model(KINDS[model_type], torch.float32))
-    return proof.error_of(small_model(stock_class(backbone), backbone.config), patching._attached_and_proven)[0]
+    return proof.error_of(small_model(stock_class(backbone), backbone.config), patching.attach_for_proof)[0]
 
 
 @pytest.fixture(autouse=True)
@@ -65,7 +65,7 @@ def test_small_models_are_exact(model_type):
 def test_recurrences_that_run_through_the_preorder(model_type, stock_mixers, monkeypatch):
     """Negative control: without the count, numbers tell."""
     gc.collect()
-    monkeypatch.setattr(patching, "check_mixers", lambda *_: None)
+    monkeypatch.setattr(patching, "check_followed", lambda *_: None)
     assert small_error(model_type) > 1e-2
 
 
@@ -133,7 +133,7 @@ def test_a_version_that_is_wrong(another_version, stock_mixers):
 
 
 def test_numbers_that_are_wrong(another_version, stock_mixers, monkeypatch):
-    monkeypatch.setattr(patching, "check_mixers", lambda *_: None)
+    monkeypatch.setattr(patching, "check_followed", lambda *_: None)
     with pytest.raises(Unsupported, match="a small copy is wrong on trees, by .*layers.0.linear_attn"):
         patch(make_model("qwen3_5", torch.float32))
     with pytest.raises(verification.VerificationError):

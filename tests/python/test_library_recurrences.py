@@ -258,7 +258,7 @@ def test_families(model_type, every_library):
     skip_unless("equal", model_type)
     model = backbone_of(default_model(model_type))
     model = small_model(stock_class(model), model.config)
-    assert proof.error_of(model, patching._attached_and_proven)[0] <= 1e-11
+    assert proof.error_of(model, patching.attach_for_proof)[0] <= 1e-11
     assert every_library["ssm_scan"].calls > 4
 
 

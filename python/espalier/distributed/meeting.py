@@ -89,7 +89,7 @@ class Meeting:
 
     def _gather(self, data: bytes, size: int) -> list[bytes]:
         mine = torch.frombuffer(bytearray(data.ljust(size, b"\0")), dtype=torch.uint8)
-        everyone = [torch.empty(size, dtype=torch.uint8) for _ in range(self.size)]
+        everyone = [torch.empty(size, dtype=torch.uint8, device="cpu") for _ in range(self.size)]
         dist.all_gather(everyone, mine, group=self._group)
         return [bytes(each.numpy()) for each in everyone]
 

@@ -75,15 +75,15 @@ class Chunks:
         rows = zip(given["context_blocks"].tolist(), given["context_positions"].tolist())
         for (segment, key_begin, key_end, query_begin, query_end), first in rows:
             for chunk in range(first // self.size, (first + key_end - key_begin - 1) // self.size + 1):
-                seen = torch.tensor([query_begin, query_end]) + chunk * (self._count + 1)
+                seen = torch.tensor([query_begin, query_end], device="cpu") + chunk * (self._count + 1)
                 begin, end = torch.searchsorted(keys, seen).tolist()
                 from_key = max(chunk * self.size - first, 0) + key_begin
                 to_key = min((chunk + 1) * self.size - first + key_begin, key_end)
                 if begin < end:
                     blocks.append([segment, from_key, to_key, begin, end])
                     positions.append(from_key - key_begin + first)
-        return given | {"context_blocks": torch.tensor(blocks, dtype=torch.int64).reshape(-1, 5),
-                        "context_positions": torch.tensor(positions, dtype=torch.int64)}  # fmt: skip
+        return given | {"context_blocks": torch.tensor(blocks, dtype=torch.int64, device="cpu").reshape(-1, 5),
+                        "context_positions": torch.tensor(positions, dtype=torch.int64, device="cpu")}  # fmt: skip
 
 
 def in_groups(tensor: Tensor, groups: int, dim: int) -> Sequence[Tensor]:

@@ -42,6 +42,10 @@ def tree_attention(module: Any, query: Tensor, key: Tensor, value: Tensor, atten
     if query.shape[0] != 1 or query.shape[2] != run.num_tokens or key.shape[2] != run.num_tokens:
         raise Unsupported(f"attention: expected queries and keys of the {run.num_tokens} tokens of the forest, "
                           f"received {list(query.shape)} and {list(key.shape)}")  # fmt: skip
+    if attention_mask is not None:
+        raise Unsupported(f"attention: expected no mask, since the forest says which tokens see which, received one that "
+                          f"{type(module).__name__} was handed by the code around it")  # fmt: skip
+    run.count_attention(module)
     if getattr(module, "attn_temperature_tuning", False):
         query = _at_positions(module, run, query)
     query, key, value = as_autocast(query, key, value)

@@ -29,7 +29,7 @@ class RouterChoices:
     def __init__(self, backbone: Any, num_tokens: int, recorded: Tensor | None = None) -> None:
         routers = list(routers_of(backbone).values())
         top_k = routers[0].top_k if routers else 0
-        nothing = torch.full((len(routers), num_tokens, top_k), -1, dtype=torch.int64)
+        nothing = torch.full((len(routers), num_tokens, top_k), -1, dtype=torch.int64, device="cpu")
         self.table = nothing.clone() if recorded is None else recorded.clone()
         self.is_recorded = (self.table >= 0).any(-1)
 
@@ -64,12 +64,12 @@ class Own:
     def __init__(self, choices: RouterChoices) -> None:
         self._taken, self._is_recorded = choices.table, choices.is_recorded
         self.table = torch.full_like(choices.table, -1)
-        self._tokens = torch.empty(0, dtype=torch.int64)
+        self._tokens = torch.empty(0, dtype=torch.int64, device="cpu")
         self._asked: set[int] = set()
 
     def begin(self, tokens: Any) -> None:
         """Call before each forward pass, with the tokens of the forest [n] that it runs."""
-        self._tokens = torch.as_tensor(tokens)
+        self._tokens = torch.as_tensor(tokens, device="cpu")
         self._asked = set()
 
     def num_different(self) -> int:

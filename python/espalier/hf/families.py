@@ -4,6 +4,7 @@
 import functools
 import sys
 from collections.abc import Iterator
+from dataclasses import dataclass
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,7 @@ from torch.utils.checkpoint import checkpoint
 
 from ..errors import Unsupported
 from . import mixers
+from .dropout import NOISE
 from .dropout import check_module as check_dropout
 
 if TYPE_CHECKING:
@@ -108,8 +110,9 @@ def stock_class(backbone: Any) -> Any:
 
 
 def is_tested_family(backbone: Any) -> bool:
-    """Whether the tests cover `backbone` with versions of Transformers that they know."""
-    return backbone.config.model_type in FAMILIES
+    """Whether the tests cover `backbone` with versions of Transformers that they know, and nobody has changed its code."""
+    patch = backbone.__dict__.get("_espalier")
+    return backbone.config.model_type in FAMILIES and not (patch is not None and patch.has_changed_code)
 
 
 def mixer_of(backbone: Any) -> tuple[ModuleType, mixers.Mixer] | None:
@@ -124,9 +127,15 @@ def mixer_of(backbone: Any) -> tuple[ModuleType, mixers.Mixer] | None:
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]
-def check_mixers(backbone: Any, run: "TreeRun") -> None:
-    """Call after a forward pass. Raises Unsupported where recurrent mixers of `backbone` have called other functions than
-    those that follow the forest of the TreeRun."""
+def check_followed(backbone: Any, run: "TreeRun") -> None:
+    """Call after a forward pass. Raises Unsupported where attention or recurrent mixers of `backbone` have called other
+    functions than those that follow the forest of the TreeRun."""
+    attention = backbone._espalier.attention
+    missing = [path for number, path in attention.items() if number not in run.attended]
+    if len(missing) > int(run.compiled_calls):
+        raise Unsupported(f"attention: expected a call for each of {len(attention)} layers that follows the forest, received "
+                          f"none from {missing[0]} ({type(backbone.get_submodule(missing[0])).__name__}), whose forward calls "
+                          "something else; train this model unpatched")  # fmt: skip
     if not is_tested_family(backbone) or (found := mixer_of(backbone)) is None:
         return
     layers = sum("conv1d" in module._modules for module in backbone.modules())
@@ -155,20 +164,30 @@ def check_model(model: Any, backbone: Any) -> None:
                           "are replaced by kernels of the Hub")  # fmt: skip
 
 
-def check_training(backbone: Any, dropout: str | None = None) -> None:
-    """Raises Unsupported for adapters and settings of training under which a token's result is not a function of its path
-    alone, or would not be found again in backward. dropout: as `patch` takes it."""
-    if any(hasattr(parameter, name) for parameter in backbone.parameters() for name in OF_DEEPSPEED):
+@dataclass(frozen=True)
+class TrainingSettings:
+    """Where a backbone has settings of training. modules: with their paths; parameter: one that is trained, of which DeepSpeed
+    takes all at once."""
+
+    modules: list[tuple[str, Any]]
+    parameter: Any
+
+    @classmethod
+    def of(cls, backbone: Any) -> "TrainingSettings":
+        settings = ("drop", NOISE, "checkpoint")
+        modules = [(path, module) for path, module in backbone.named_modules()
+                   if isinstance(module, nn.modules.dropout._DropoutNd)
+                   or any(part in name for name in vars(module) for part in settings)]  # fmt: skip
+        parameters = list(backbone.parameters())
+        return cls(modules, next((each for each in parameters if each.requires_grad), parameters[0]))
+
+
+def check_training(settings: TrainingSettings, dropout: str | None = None) -> None:
+    """Raises Unsupported for settings of training under which a token's result is not a function of its path alone, or would not
+    be found again in backward. dropout: as `patch` takes it."""
+    if any(hasattr(settings.parameter, name) for name in OF_DEEPSPEED):
         raise Unsupported(_DEEPSPEED.format("one that DeepSpeed has taken over"))
-    for name, module in backbone.named_modules():
-        if _has_alora(module):
-            raise Unsupported("aLoRA (alora_invocation_tokens): expected adapters that act on all tokens, received one in "
-                              f"{name} that looks for its invocation in each row; leave alora_invocation_tokens "
-                              "out")  # fmt: skip
-        if _takes_adapter_names(module):
-            raise Unsupported("adapter_names: expected none with a patched model, received some: tokens that rows share "
-                              "would need the adapter of each row; make one batch for each adapter and choose it by "
-                              "model.set_adapter")  # fmt: skip
+    for name, module in settings.modules:
         if not module.training:
             continue
         check_dropout(name, module, dropout)
@@ -177,17 +196,20 @@ def check_training(backbone: Any, dropout: str | None = None) -> None:
                               "{'use_reentrant': False}")  # fmt: skip
 
 
+def refuse_alora(backbone: Any) -> None:
+    """Raises Unsupported for adapters that act on the tokens of a row after some others: a Step knows no rows."""
+    for name, module in backbone.named_modules():
+        if _has_alora(module):
+            raise Unsupported("aLoRA (alora_invocation_tokens): expected adapters that act on all tokens, received one in "
+                              f"{name} that looks for its invocation in each row; leave alora_invocation_tokens "
+                              "out")  # fmt: skip
+
+
 def _has_alora(module: Any) -> bool:
     variants = getattr(module, "lora_variant", None)  # of PEFT, by adapter
     if not isinstance(variants, dict) or getattr(module, "disable_adapters", False):
         return False
     return any(type(variants.get(name)).__name__.startswith("ALora") for name in module.active_adapters)
-
-
-def _takes_adapter_names(module: Any) -> bool:
-    """Whether PEFT has been given an adapter for each row: then layers have a hook that hands these on."""
-    hooks = (getattr(hook, "func", hook) for hook in module._forward_pre_hooks.values())
-    return any(getattr(hook, "__name__", "") == "_adapter_names_pre_forward_hook" for hook in hooks)
 
 
 def _checkpoints_reentrantly(module: Any) -> bool:

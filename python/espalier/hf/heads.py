@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Whether the logits of a model are those of its output layer alone, divided by logits_scaling."""
 
+import inspect
 from typing import Any
 
 import torch
@@ -24,6 +25,12 @@ def is_plain(inner: Any, backbone: Any) -> bool:
         return False
 
 
+def logit_scale(inner: Any) -> float:
+    """What a model with a head multiplies its logits by: 1 / logits_scaling of its config in families that read it (Granite)."""
+    reads = "logits_scaling" in inspect.unwrap(type(inner).forward).__code__.co_names
+    return 1 / backbone_of(inner).config.logits_scaling if reads else 1.0
+
+
 def _is_plain(model: Any) -> bool:
     own = backbone_of(model)
     hidden: list[Tensor] = []
@@ -35,5 +42,5 @@ def _is_plain(model: Any) -> bool:
 
     own.register_forward_hook(enlarge)
     logits = model(input_ids=torch.tensor([[5, 6, 7]]), use_cache=False).logits
-    expected = model.get_output_embeddings()(hidden[0]) / getattr(own.config, "logits_scaling", 1)
+    expected = model.get_output_embeddings()(hidden[0]) * logit_scale(model)
     return bool((logits - expected).norm() <= 1e-9 * expected.norm())

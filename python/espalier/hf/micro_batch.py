@@ -15,9 +15,10 @@ from ..errors import InputError, Unsupported
 from . import shared_head, tensor_parallel
 from .attention import as_autocast, resolved
 from .dropout import NOISE
-from .families import backbone_of, check_mixers, check_training, mixer_of, stock_class, unwrapped
+from .families import (TrainingSettings, backbone_of, check_followed, check_training, mixer_of, refuse_alora, stock_class,
+                       unwrapped)  # fmt: skip
 from .gradient_sync import drop_whole_gradients
-from .heads import is_plain
+from .heads import is_plain, logit_scale
 from .patching import Patch, apply_patch, patch_of
 from .run import TreeRun
 
@@ -81,7 +82,11 @@ class MicroBatchModel:
         self._patch.install_mixers(self.backbone)
         if has_routes:
             self._patch.replay_routes(self.backbone)  # before the layers are named: its hooks come first
-        check_training(self.backbone, self._patch.dropout)
+        check_training(TrainingSettings.of(self.backbone), self._patch.dropout)
+        refuse_alora(self.backbone)
+        if (reason := self._patch.look(self.backbone)) is not None:
+            raise Unsupported(f"espalier.Step: expected layers that take tokens one at a time, received {reason}, which may look "
+                              "at rows; remove it, or train without a Step")  # fmt: skip
         if self.has_dropout and (noise := getattr(self.backbone.get_input_embeddings(), NOISE, None)):
             raise Unsupported(f"neftune_noise_alpha: expected none with espalier.Step, received {noise}: its scale is that of "
                               "a batch [B, S], which micro-batches are not; leave it out")  # fmt: skip
@@ -129,7 +134,7 @@ class MicroBatchModel:
 
         with _forward_of(self.inner, forward):
             found = self.model(input_ids=inputs["input_ids"])
-        check_mixers(self.backbone, run)
+        check_followed(self.backbone, run)
         return found
 
     def edge_logprobs(self, hidden: Tensor, edge_row: Tensor, edge_target: Tensor, *, temperature: float,
@@ -146,7 +151,7 @@ class MicroBatchModel:
             raise Unsupported("espalier.Step.logprobs: expected logits that are those of the output layer, received a "
                               f"{type(self.inner).__name__}, which changes them, by a softcap or a scale; take "
                               "step.hidden(batch) and apply both yourself")  # fmt: skip
-        scale = 1 / getattr(self.backbone.config, "logits_scaling", 1)
+        scale = logit_scale(self.inner)
 
         def forward(hidden: Tensor) -> Any:
             if tensor_parallel.is_parallel(head.weight):

@@ -182,7 +182,7 @@ def install(module: ModuleType, mixer: Mixer, backbone: Any, is_told: bool = Fal
         users.add(backbone)  # weak references tell of an end in reverse: this one before the one above
     for name, on_tree in mixer.items():
         stock = _found(module, name)
-        if not hasattr(stock, "espalier_stock"):
+        if not _is_ours(stock):
             _set(module, name, _choosing(name, stock, on_tree, told.run_of_layer if is_told else lambda: None))
 
 
@@ -196,7 +196,12 @@ def _restore_unused(module: ModuleType, mixer: Mixer) -> None:
     if not _users[module]:
         for name in mixer:
             function = _found(module, name)
-            _set(module, name, getattr(function, "espalier_stock", function))
+            _set(module, name, function.espalier_stock if _is_ours(function) else function)
+
+
+def _is_ours(function: Any) -> bool:
+    """Whether it is what `install` has set: a decorator of others copies its attributes."""
+    return getattr(function, "__globals__", None) is globals() and hasattr(function, "espalier_stock")
 
 
 def _choosing(name: str, stock: Callable[..., Any], on_tree: Callable[..., Any],

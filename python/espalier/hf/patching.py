@@ -2,32 +2,35 @@
 """Making a model of Transformers run on the trees of its batches, and taking that back."""
 
 import contextlib
+import functools
 import gc
 import inspect
+import warnings
 import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NoReturn, TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..errors import Unsupported
 from ..trees import Layout, build
 from . import attention, mixers, older_mixers, proof, routes, shared_head, tensor_parallel, text_rows, told
+from .argument_names import may_be_read
 from .asked import Asked, Given, asked_of, asking, index_of
 from .config_view import is_view, original_of, tree_view
 from .dropout import checked_choice, noise_of_batch
-from .families import (backbone_of, check_mixers, check_model, check_training, composite_of, is_tested_family,
-                       mixer_of)  # fmt: skip
+from .changes import Role, Snapshot, attention_modules, is_plain_adapter, refuse_attention
+from .families import (TrainingSettings, backbone_of, check_followed, check_model, check_training, composite_of,
+                       is_tested_family, mixer_of)  # fmt: skip
 from .resting import Rest
-from .rows import Rows, check_boundaries, read_rows
+from .rows import BOUNDARIES, INPUTS, Rows, check_boundaries, read_rows
 from .run import Expand, TreeRun
+from .tokenwise import check_tokenwise, keeps_packed_rows_apart
 
 CACHES = ("past_key_values", "cache_params", "cache")  # "cache" since Transformers 5.24
-ROWS = ("input_ids", "attention_mask", "position_ids")
 OUTPUTS = ("output_hidden_states", "output_router_logits")  # passed on to the model
-BOUNDARIES = ("cu_seq_lens_q", "cu_seq_lens_k", "seq_idx")  # of packed rows, for kernels; position_ids say the same
 # No result of a backbone depends on these.
 UNUSED = ("num_items_in_batch", "shift_labels", "ignore_index", "logits_to_keep", "max_length_q", "max_length_k")
 
@@ -44,11 +47,13 @@ def apply_patch(model: Model, backend: str = "auto", check: Callable[[Any, Mappi
     check_model(model, backbone)
     dropout = checked_choice(dropout)
     if backbone.training:
-        check_training(backbone, dropout)
-    if check is None or not is_tested_family(backbone):
-        check_family(backbone)
+        check_training(TrainingSettings.of(backbone), dropout)
+    snapshot = Snapshot(backbone)
+    refuse_attention(snapshot)
+    if check is None or snapshot.of_role(Role.PATHS):
+        check_family(backbone, snapshot)
     tensor_parallel.attach(model)
-    given = patch_of(backbone) or _attached(backbone)
+    given = patch_of(backbone) or _attached(backbone, bool(snapshot.of_role(Role.PATHS)))
     text_rows.attach(composite_of(model))
     given.backend, given.dropout = backend, dropout
     given.is_proven = True
@@ -58,21 +63,27 @@ def apply_patch(model: Model, backend: str = "auto", check: Callable[[Any, Mappi
     return model
 
 
-def _attached(backbone: Any) -> "Patch":
-    given = Patch(backbone.__dict__.get("forward"))
-    given.attach(backbone)
-    backbone._espalier = given
+def _attached(backbone: Any, has_changed_code: bool = False) -> "Patch":
+    given = backbone._espalier = Patch(backbone.__dict__.get("forward"), has_changed_code)
+    try:
+        given.attach(backbone)
+    except BaseException:
+        del backbone._espalier
+        raise
     return given
 
 
-def check_family(backbone: Any) -> None:
-    """Raises Unsupported where the tests do not cover models like `backbone`, and a proof finds that trees are not exact for
-    them."""
-    proof.check_family(backbone, _attached_and_proven)
+def check_family(backbone: Any, snapshot: Snapshot) -> None:
+    """Raises Unsupported where the tests do not cover models like `backbone` with the code of its Snapshot, and a proof finds
+    that trees are not exact for them."""
+    attach = functools.partial(attach_for_proof, has_changed_code=bool(snapshot.of_role(Role.PATHS)))
+    proof.check_family(backbone, attach, snapshot)
 
 
-def _attached_and_proven(backbone: Any) -> None:
-    _attached(backbone).is_proven = True
+def attach_for_proof(backbone: Any, *, has_changed_code: bool = False) -> None:
+    """Patches a backbone, which then runs on trees whatever its code is."""
+    given = patch_of(backbone) or _attached(backbone, has_changed_code)
+    given.is_on_trial = True
 
 
 def unpatch(model: Model) -> Model:
@@ -175,8 +186,16 @@ def patch_of(backbone: Any) -> "Patch | None":
 class Patch:
     """What patching has done to one backbone. Copies of the backbone hold copies of it."""
 
-    def __init__(self, stock_forward: Callable[..., Any] | None) -> None:
+    def __init__(self, stock_forward: Callable[..., Any] | None, has_changed_code: bool = False) -> None:
         self.stock_forward = stock_forward  # set on the object itself by another library; usually None
+        self.has_changed_code = has_changed_code  # in what mixes tokens
+        self.snapshot: Snapshot | None = None  # of the code that was looked at last
+        self.settings: TrainingSettings | None = None  # as of the snapshot
+        self.head: Snapshot | None = None  # of the code of the head
+        self.unshared: str | None = None  # why batches run unshared
+        self.tokenwise: set[Any] = set()  # kinds of modules that have passed their test
+        self.is_on_trial = False  # while a proof runs
+        self.attention: dict[int, str] = {}  # modules that must attend along the forest: id -> path
         self.backend = "auto"
         self.rest = Rest()
         self.is_proven = False  # in this process: by version, or by a first batch that is to be verified
@@ -192,8 +211,7 @@ class Patch:
         self.is_told = False  # by told.attach
 
     def attach(self, backbone: Any) -> None:
-        self.install_mixers(backbone)
-        self.is_told = not is_tested_family(backbone) and told.attach(backbone, every_layer=mixer_of(backbone) is not None)
+        self._attach_layers(backbone)
         views: dict[int, Any] = {}  # one for each config
         for module in backbone.modules():
             config = module.__dict__.get("config")
@@ -201,6 +219,64 @@ class Patch:
                 module.config = views.setdefault(id(config), tree_view(config, attention.NAME, self.rest))
         backbone.forward = Forward(backbone)
         backbone._replicate_for_data_parallel = refuse_replicas
+
+    def _attach_layers(self, backbone: Any) -> None:
+        self.install_mixers(backbone)
+        self.is_told = not is_tested_family(backbone) and told.attach(backbone, every_layer=mixer_of(backbone) is not None)
+
+    def _detach_layers(self, backbone: Any) -> None:
+        told.detach(backbone)
+        if older_mixers.is_older(backbone):
+            older_mixers.detach(backbone)
+        elif (mixer := mixer_of(backbone)) is not None:
+            mixers.uninstall(*mixer, backbone)
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def look(self, backbone: Any, input_ids: Any = None) -> str | None:
+        """Why batches have to run unshared, None where they need not. input_ids: of the batch, on its device.
+
+        Code that has changed since the last look is proven or tested first. Raises Unsupported by name where tokens cannot be
+        shared with it."""
+        if self.is_on_trial:
+            return None
+        if torch._C._functorch.peek_interpreter_stack() is not None:
+            return "a transform of torch.func"
+        if self.snapshot is None or not self.snapshot.is_current(backbone):
+            device = input_ids.device if isinstance(input_ids, torch.Tensor) else next(backbone.parameters()).device
+            self._look_again(backbone, device)
+        return self.unshared
+
+    def _look_again(self, backbone: Any, device: torch.device) -> None:
+        snapshot, self.snapshot, self.rest.is_lasting = Snapshot(backbone), None, False
+        refuse_attention(snapshot)
+        has_changed_code = bool(snapshot.of_role(Role.PATHS))
+        if has_changed_code != self.has_changed_code:
+            self._detach_layers(backbone)
+            self.has_changed_code = has_changed_code
+            self._attach_layers(backbone)
+        if has_changed_code or not self.is_proven:
+            check_family(backbone, snapshot)
+        self.is_proven = True
+        hooks, modules = snapshot.of_role(Role.ROWS), snapshot.of_role(Role.TOKENS)
+        if modules and not hooks and device.type != "meta":
+            with self.rest.here():
+                check_tokenwise(backbone, modules, device, self.dropout, self.tokenwise)
+        if hooks and self.unshared != str(hooks[0]):
+            warnings.warn(f"espalier.hf.patch: batches run unshared, as they would unpatched: {hooks[0]} may look at rows of the "
+                          "batch; remove it to share tokens", stacklevel=2)  # fmt: skip
+        self.unshared = str(hooks[0]) if hooks else None
+        self.rest.is_lasting = bool(hooks)
+        self.attention = attention_modules(backbone)
+        self.settings = TrainingSettings.of(backbone)
+        self.snapshot = Snapshot(backbone)  # without what was attached for the tests
+
+    def may_share_head(self, model: Any, backbone: Any, head: Any) -> bool:
+        """Whether `model` calls the patched backbone, and its head, with code that the tests cover."""
+        if not isinstance(backbone.__dict__.get("forward"), Forward):
+            return False
+        if self.head is None or not self.head.is_current(head, type(model)):
+            self.head = Snapshot(head, type(model))
+        return all(is_plain_adapter(change) for change in self.head.changes)
 
     def detach(self, backbone: Any) -> None:
         if not isinstance(backbone.__dict__.get("forward"), Forward):
@@ -220,11 +296,7 @@ class Patch:
         for module in backbone.modules():
             if is_view(module.__dict__.get("config")):
                 module.config = original_of(module.config)
-        told.detach(backbone)
-        if older_mixers.is_older(backbone):
-            older_mixers.detach(backbone)
-        elif (mixer := mixer_of(backbone)) is not None:
-            mixers.uninstall(*mixer, backbone)
+        self._detach_layers(backbone)
 
     def install_mixers(self, backbone: Any) -> None:
         if older_mixers.is_older(backbone):
@@ -257,7 +329,8 @@ class Patch:
 
     def __getstate__(self) -> dict[str, Any]:
         model = None if self.unchecked is None else self.unchecked()
-        return self.__dict__ | {"unchecked": model, "is_proven": False, "meter": None}
+        looked_at: dict[str, Any] = {"snapshot": None, "settings": None, "head": None, "attention": {}, "tokenwise": set()}
+        return self.__dict__ | looked_at | {"unchecked": model, "is_proven": False, "meter": None}
 
     def __setstate__(self, state: Mapping[str, Any]) -> None:
         self.__dict__.update(state)
@@ -280,6 +353,8 @@ class Forward:
         self.__signature__ = inspect.signature(backbone.forward)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if args and isinstance(args[0], nn.Module):  # bound to a backbone, as Accelerate does to what it unwraps
+            return forward(*args, **kwargs)
         return forward(self._backbone(), *args, **kwargs)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "Forward":
@@ -313,8 +388,8 @@ class Runs:
 def forward(backbone: Any, *args: Any, **kwargs: Any) -> Any:
     """The forward of a patched backbone (see espalier.hf.patch)."""
     given = backbone._espalier
-    arguments = _named(backbone, args, kwargs)
-    if given.rest.is_on():
+    arguments = text_rows.named_arguments(backbone, args, kwargs)
+    if given.rest.is_entered():
         return given.call_stock(backbone, arguments)
     asked = asked_of(backbone)
     if isinstance(asked, Given):
@@ -330,6 +405,8 @@ def forward(backbone: Any, *args: Any, **kwargs: Any) -> Any:
                               "has it; give use_cache=False")  # fmt: skip
         with given.rest.here():
             return given.call_stock(backbone, arguments)
+    if asked is None and (reason := given.look(backbone, arguments.get("input_ids"))) is not None:
+        return _unshared(backbone, given, arguments, reason)
     arguments = text_rows.of_rows(backbone, arguments)
     batch = dict(arguments)
     passed_on = _checked(backbone, arguments, given.dropout)
@@ -339,14 +416,23 @@ def forward(backbone: Any, *args: Any, **kwargs: Any) -> Any:
     return _run(backbone, given, arguments, passed_on, asked)
 
 
-def _named(backbone: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments that are not None by their names; those that the model takes as **kwargs among them."""
-    signature = inspect.signature(type(backbone).forward)
-    named = dict(list(signature.bind(backbone, *args, **kwargs).arguments.items())[1:])  # without self
-    for name, parameter in signature.parameters.items():
-        if parameter.kind is parameter.VAR_KEYWORD:
-            named.update(named.pop(name, {}))
-    return {name: value for name, value in named.items() if value is not None}
+def _unshared(backbone: Any, given: Patch, arguments: dict[str, Any], reason: str) -> Any:
+    """What the backbone computes unpatched. Raises Unsupported where that would mix packed rows, or know nothing of routes."""
+    batch = text_rows.of_rows(backbone, arguments)
+    positions = batch.get("position_ids")
+    is_packed = any(name in batch for name in BOUNDARIES) or (
+        isinstance(positions, torch.Tensor) and bool((positions.diff(dim=-1) != 1).any()))  # fmt: skip
+    if routes.NAME in arguments:
+        raise Unsupported(f"{routes.NAME}: expected layers that take tokens one at a time, received {reason}, with which batches "
+                          "run unshared; remove it")  # fmt: skip
+    with given.rest.here():
+        if is_packed:
+            arguments["use_cache"] = False  # with one Transformers sees no packed rows
+            if not keeps_packed_rows_apart(backbone, batch["input_ids"].device):
+                raise Unsupported(f"packed rows: expected a model that keeps them apart where batches run unshared, received a "
+                                  f"{type(backbone).__name__} that mixes them, and {reason}; pad the rows, or remove "
+                                  "that")  # fmt: skip
+        return given.call_stock(backbone, arguments)
 
 
 def _wants_cache(arguments: Mapping[str, Any]) -> bool:
@@ -364,15 +450,15 @@ def _checked(backbone: Any, arguments: dict[str, Any], dropout: str | None) -> d
                           + (", but inputs_embeds" if "inputs_embeds" in arguments else ""))  # fmt: skip
     if arguments.get("output_attentions", getattr(backbone.config, "output_attentions", False)):
         raise Unsupported("output_attentions: expected False with a patched model, received True: weights are not kept")
-    known = {routes.NAME, *ROWS, *OUTPUTS, *UNUSED, *BOUNDARIES, "output_attentions", "use_cache", "return_dict"}
+    known = {routes.NAME, *INPUTS, *OUTPUTS, *UNUSED, *BOUNDARIES, "output_attentions", "use_cache", "return_dict"}
     for name, value in arguments.items():
-        if name not in known:
+        if name not in known and may_be_read(backbone, name):
             raise Unsupported(f"{name}: expected none with a patched model, received {_described(value)}: it is not "
                               "known whether tokens that differ in it may be shared")  # fmt: skip
-    for name in (*ROWS, *BOUNDARIES):
+    for name in (*INPUTS, *BOUNDARIES):
         if name in arguments and not isinstance(arguments[name], torch.Tensor):
             raise Unsupported(f"{name}: expected a tensor, received {_described(arguments[name])}")
-    check_training(backbone, dropout)
+    check_training(backbone._espalier.settings or TrainingSettings.of(backbone), dropout)
     if routes.NAME in arguments:
         arguments[routes.NAME] = routes.checked_routes(backbone, arguments)
     return {name: arguments[name] for name in OUTPUTS if name in arguments}
@@ -386,7 +472,7 @@ def _described(value: object) -> str:
 def _check_first_batch(given: Patch, batch: Mapping[str, Any]) -> None:
     model, given.unchecked = given.unchecked(), None
     if model is not None and given.check is not None:
-        known = (*ROWS, *BOUNDARIES, routes.NAME)
+        known = (*INPUTS, *BOUNDARIES, routes.NAME)
         meter, given.meter = given.meter, None
         try:
             given.check(model, {name: batch[name] for name in known if name in batch})
@@ -401,7 +487,7 @@ def _run(backbone: Any, given: Patch, arguments: dict[str, Any], passed_on: Mapp
     with noise_of_batch(backbone, length, run.num_tokens) if given.dropout else contextlib.nullcontext():
         output = given.call_stock(backbone, inputs)
     routes.check_replayed(run)
-    check_mixers(backbone, run)
+    check_followed(backbone, run)
     if asked is not None:
         hidden = asked.answer(output.last_hidden_state.squeeze(0), index.numpy(), type(output))
     _expand_output(output, index, arguments["input_ids"].shape, is_last_wanted=asked is None)
@@ -415,9 +501,6 @@ def _planned(backbone: Any, given: Patch, arguments: dict[str, Any],
              asked: Asked | None) -> tuple[TreeRun, dict[str, Any], Tensor]:  # fmt: skip
     """(TreeRun, inputs of the model, index): index [B * S] on the CPU says where the batch's tokens are in the forest, of
     which padding is one past the end."""
-    if not given.is_proven:  # made in another process, or a copy
-        check_family(backbone)
-        given.is_proven = True
     given.install_mixers(backbone)  # a copy of a patched model was not there when that was patched
     input_ids = arguments["input_ids"]
     rows, layout = forest_of(arguments) if asked is None or asked.forest is None else asked.forest
@@ -437,7 +520,7 @@ def _planned(backbone: Any, given: Patch, arguments: dict[str, Any],
 
 def forest_of(arguments: Mapping[str, Any]) -> tuple[Rows, Layout]:
     """(rows, layout of their forest) of a batch, by the tensors of `arguments` that say what its rows are."""
-    arrays = {name: arguments[name].detach().cpu().numpy() for name in (*ROWS, *BOUNDARIES) if name in arguments}
+    arrays = {name: arguments[name].detach().cpu().numpy() for name in (*INPUTS, *BOUNDARIES) if name in arguments}
     rows = read_rows(arrays["input_ids"], arrays.get("attention_mask"), arrays.get("position_ids"))
     if len(rows.tokens) == 0:
         raise Unsupported("attention_mask: expected at least one token, received padding alone")

@@ -26,8 +26,13 @@ class Rest:
         self._key = next(_keys)
         self._count = 0
         self._is_on_anywhere = self._is_on_everywhere = False
+        self.is_lasting = False  # batches run unshared, and so do backward passes that compute layers again
 
     def is_on(self) -> bool:
+        return self.is_lasting or self.is_entered()
+
+    def is_entered(self) -> bool:
+        """Whether this thread is inside of `here` or `everywhere`."""
         return self._is_on_anywhere and (self._is_on_everywhere or _is_on_here(self._key))
 
     @contextlib.contextmanager

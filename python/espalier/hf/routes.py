@@ -126,7 +126,7 @@ def check_experts(backbone: Any, routes: Tensor) -> Tensor:
 def of_forest(routes: Tensor, tokens: NDArray[np.int64], num_tokens: int) -> Tensor:
     """[R, num_tokens, K] for the tokens of a forest, of the routes [N, R, K] of the tokens of rows; tokens [N] says
     where each of these is in the forest. Raises Unsupported where tokens that rows share have different ones."""
-    index = torch.tensor(tokens)
+    index = torch.tensor(tokens, device=routes.device)
     result = routes.new_empty(num_tokens, *routes.shape[1:])
     result[index] = routes
     if not torch.equal(result[index], routes):

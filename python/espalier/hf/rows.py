@@ -10,6 +10,9 @@ from numpy.typing import NDArray
 
 from ..errors import Unsupported
 
+INPUTS = ("input_ids", "attention_mask", "position_ids")
+BOUNDARIES = ("cu_seq_lens_q", "cu_seq_lens_k", "seq_idx")  # of packed rows, for kernels; position_ids say the same
+
 
 @dataclass(frozen=True)
 class Rows:

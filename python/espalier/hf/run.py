@@ -26,6 +26,8 @@ class TreeRun:
     routes                 [R, T, K] int64 on the device of the model: what its R routers replay; None: they choose
     replayed               the numbers of the routers that did so
     masks                  what backends make of it, kept for the other layers
+    attended               ids of the modules whose attention has followed the forest
+    compiled_calls         int64 on the CPU: how many calls of attention in compiled layers have done so
     calls                  by function of mixers.COUNTED, int64 on the CPU: how many recurrent mixers have handed it on.
                            Tensors, which compiled layers count in as well
     """
@@ -36,12 +38,14 @@ class TreeRun:
         self.subtree_end = torch.tensor(layout.subtree_end, device=device)
         self.position = torch.tensor(layout.position_ids, device=device)
         self.longest = int(layout.position_ids.max(initial=-1)) + 1
-        self.prev = torch.tensor(layout.prev)
+        self.prev = torch.tensor(layout.prev, device="cpu")
         self.routes: Tensor | None = None
         self.replayed: set[int] = set()
         self.masks: dict[tuple[str, int, int], Any] = {}
         self._chunks: dict[int, Chunks] = {}
-        self.calls = {name: torch.zeros((), dtype=torch.int64) for name in COUNTED}
+        self.attended: set[int] = set()
+        self.compiled_calls = torch.zeros((), dtype=torch.int64, device="cpu")
+        self.calls = {name: torch.zeros((), dtype=torch.int64, device="cpu") for name in COUNTED}
 
     # A whole forest has no context; context.py has runs that do.
     ends: Tensor | None = None  # tokens after which others continue
@@ -67,6 +71,13 @@ class TreeRun:
         groups; each function waits for the keys of its group, and is called in turn, so that attention of one runs
         while the next ones are on their way."""
         return [dict]
+
+    def count_attention(self, module: Any) -> None:
+        """Call for each call of attention, with the module whose attention it is."""
+        if torch.compiler.is_compiling():
+            self.compiled_calls.add_(1)
+        else:
+            self.attended.add(id(module))
 
     def along_paths(self, name: str, recurrence: Recurrence) -> Tensor:
         """What it gives for all tokens [T, ...]; end states are left and inherited under the name."""

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The head and the loss of a patched model, once for each distinct token instead of once for each row.
 
-A patched model with a head has a Head as its forward. It runs the forward of Transformers, to which the backbone gives the
-hidden states of distinct tokens alone (asked.py), and makes of its results those of the rows. With labels the loss is that of
-Transformers' ForCausalLMLoss, of the distinct (token, label) pairs, weighted by how often they occur.
+A patched model with a head has a Head as its forward. It tells the backbone which rows the batch is made of, and runs the
+forward of Transformers. Where the head can be shared, the backbone gives that the hidden states of distinct tokens alone
+(asked.py), and results are made into those of the rows. With labels the loss is that of Transformers' ForCausalLMLoss, of the
+distinct (token, label) pairs, weighted by how often they occur.
 """
 
 import copy
@@ -18,17 +19,19 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
-from torch.nn.modules import module as module_globals
 from transformers import PreTrainedModel, modeling_utils
 from transformers.loss import loss_utils
 
 from .. import ops
-from . import fused_head
+from . import fused_head, text_rows
 from .asked import Asked, Given, asked_of, asking
 from .attention import as_autocast
 from .deferred_logits import Deferred, with_deferred
 from .dropout import has_dropout
-from .families import FAMILIES, unwrapped
+from .families import FAMILIES, backbone_of, unwrapped
+from .head_state import HeadState
+from .heads import logit_scale
+from .origin import is_library_code
 from .run import Expand
 
 CACHED = ("past_key_values", "cache_params", "cache", "use_cache")
@@ -36,32 +39,46 @@ OF_THE_LOSS = ("labels", "shift_labels", "num_items_in_batch", "ignore_index")
 
 
 def attach(model: Any, backbone: Any) -> None:
-    """Gives the head of `model`, which may be wrapped, its Head; where it has none, or a forward that the tests do not cover,
-    does nothing: the proof of other families looks at backbones alone, and a head may shift labels in another way."""
+    """Gives the head of `model`, which may be wrapped, its Head; does nothing where it has none, or has it already, and where
+    another library has set a forward that the tests do not cover, unless that drops position_ids."""
     inner = unwrapped(model)
-    if inner is backbone or backbone.config.model_type not in FAMILIES or not _is_known(inner):
+    if inner is backbone or _head_of(inner) is not None:
         return
     own = inner.__dict__.get("forward")
-    if own is None or fused_head.is_tested(own):
+    if own is None or fused_head.is_tested(own) or "position_ids" not in inspect.signature(type(inner).forward).parameters:
         inner.forward = Head(inner, own)
 
 
 def detach(model: Any) -> None:
     """Takes that back. A Head that another library has wrapped does nothing any more."""
     inner = unwrapped(model)
-    own = inner.__dict__.get("forward")
-    if not isinstance(own, Head):
+    head = _head_of(inner)
+    if head is None:
         return
-    if own.stock is None:
+    if head.stock is None:
         del inner.forward
     else:
-        inner.forward = own.stock
+        inner.forward = head.stock
 
 
 def foreign_forward(inner: Any) -> Any:
     """The forward that another library has set on a model; None where there is none."""
-    own = inner.__dict__.get("forward")
-    return own.stock if isinstance(own, Head) else own
+    head = _head_of(inner)
+    return inner.__dict__.get("forward") if head is None else head.stock
+
+
+def _head_of(inner: Any) -> "Head | None":
+    """The Head of a model; None where it has none, or another library has wrapped it."""
+    forward = inner.__dict__.get("forward")
+    forward = getattr(forward, "__func__", forward)  # Accelerate binds what it unwraps
+    return forward if isinstance(forward, Head) else None
+
+
+@torch.compiler.disable  # type: ignore[untyped-decorator]
+def _may_be_shared(inner: Any, own: Any, backbone: Any) -> bool:
+    """Whether the tests cover the forward of a model: the proof of other families looks at backbones alone, and a head may shift
+    labels in another way."""
+    return backbone.config.model_type in FAMILIES and _is_known(inner) and (own is None or fused_head.is_tested(own))
 
 
 def _is_known(inner: Any) -> bool:
@@ -85,6 +102,8 @@ class Head:
         self.__signature__ = inspect.signature(model.forward)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if args and isinstance(args[0], nn.Module):  # bound to a model, as Accelerate does to what it unwraps
+            return forward(args[0], self.stock, *args[1:], **kwargs)
         return forward(self._model(), self.stock, *args, **kwargs)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "Head":
@@ -98,20 +117,24 @@ class Head:
 def forward(model: Any, own: Callable[..., Any] | None, *args: Any, **kwargs: Any) -> Any:
     """The forward of a patched model with a head. own: as Head.stock."""
     stock = functools.partial(type(model).forward, model) if own is None else own
-    backbone = model.base_model
+    backbone = torch.compiler.disable(backbone_of)(model)
     given = backbone.__dict__.get("_espalier")
-    if given is None or given.rest.is_on() or asked_of(backbone) is not None or not _may_share(model, backbone):
+    if given is None or given.rest.is_entered() or asked_of(backbone) is not None:
         return stock(*args, **kwargs)
-    if own is not None and kwargs.get("fused_lm_head"):
-        return fused_head.forward(backbone, given.forest_of, own, args, kwargs)
     batch = _named(model, args, kwargs)
-    if batch is None or batch.get("input_ids") is None or batch["input_ids"].dim() != 2 or "espalier_tree" in batch:
+    if batch is None or "espalier_tree" in batch or any(batch.get(name) for name in CACHED):
         return stock(*args, **kwargs)
-    if any(batch.get(name) for name in CACHED):
+    with text_rows.of_head(backbone, batch):
+        is_shared = given.look(backbone, batch.get("input_ids")) is None
+        if is_shared and _may_be_shared(model, own, backbone) and _may_share(model, backbone):
+            if own is not None and kwargs.get("fused_lm_head"):
+                return fused_head.forward(backbone, given.forest_of, own, args, kwargs)
+            if isinstance(batch.get("input_ids"), Tensor) and batch["input_ids"].dim() == 2:
+                call = _Call(model, backbone, stock, batch, given.skip_logits)
+                output = call.with_loss() if "labels" in batch else call.with_logits()
+                if output is not None:
+                    return output
         return stock(*args, **kwargs)
-    call = _Call(model, backbone, stock, batch, given.skip_logits)
-    output = call.with_loss() if "labels" in batch else call.with_logits()
-    return stock(*args, **kwargs) if output is None else output
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]
@@ -119,7 +142,7 @@ def _may_share(model: Any, backbone: Any) -> bool:
     """Whether nobody looks at what goes from the backbone to the head, or changes it, but FSDP2, which does not mind, and the
     head drops nothing of it."""
     head = model.get_output_embeddings()
-    if head is None or module_globals._has_any_global_hook() or any(map(has_dropout, head.modules())):
+    if head is None or any(map(has_dropout, head.modules())) or not backbone._espalier.may_share_head(model, backbone, head):
         return False
     return not any(_has_hooks(module) for module in (backbone, *head.modules()))
 
@@ -134,12 +157,9 @@ def _has_hooks(module: Any) -> bool:
 def _named(model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any] | None:
     """The arguments that are not None by their names; None where they do not fit, as the model itself will say."""
     try:
-        bound = inspect.signature(type(model).forward).bind(model, *args, **kwargs).arguments
+        return text_rows.named_arguments(model, args, kwargs)
     except TypeError:
         return None
-    named = dict(list(bound.items())[1:])  # without self
-    named.update(named.pop("kwargs", {}))
-    return {name: value for name, value in named.items() if value is not None}
 
 
 class _Call:
@@ -175,22 +195,21 @@ class _Call:
         asked = Asked(self.backbone, places, held_back=head is not None)
         with asking(asked):
             output = self.stock(**self.inputs)
+        if output.logits.shape[-1] != self.model.config.vocab_size:
+            return None
         edges = Edges.of(asked.found, wanted, asked.hidden.device)
         logprobs = edges.of_logits(output.logits[0]) if head is None else edges.of_hidden(asked.hidden, head)
         loss = self._loss(logprobs, edges, len(places))
         aux_loss = getattr(output, "aux_loss", None)
         if aux_loss is not None:
             loss = loss + self.model.router_aux_loss_coef * aux_loss.to(loss.device)
-        output = with_deferred(output, loss=loss, logits=None if self._skips_logits() else self._deferred(asked))
+        output = with_deferred(output, loss=loss, logits=None if self._skips_logits() else self._deferred(asked, output.logits))
         return output if self.returns_dict else output.to_tuple()
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def _targets(self) -> NDArray[np.int64] | None:
         """[B * S]: the label of the prediction at each place, where the loss is that of Transformers; else None."""
-        is_known = (self.model.loss_function is loss_utils.ForCausalLMLoss
-                    and loss_utils.fixed_cross_entropy.__module__ == loss_utils.__name__
-                    and isinstance(self.num_keep, int) and self.num_keep == 0)  # fmt: skip
-        if not is_known:
+        if not isinstance(self.num_keep, int) or self.num_keep != 0 or not _is_stock_loss(self.model):
             return None
         ignored = self.batch.get("ignore_index", -100)
         labels, shifted = self.batch["labels"], self.batch.get("shift_labels")
@@ -210,34 +229,40 @@ class _Call:
         return bool(self.skips and self.model.training)
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
-    def _deferred(self, asked: Asked) -> Deferred:
-        """The logits of all places, as the model computes them."""
+    def _deferred(self, asked: Asked, sample: Tensor) -> Deferred:
+        """The logits of all places, as the model computes them. sample: logits of some of them, maybe none."""
         kind = asked.values.device.type
         is_cast, dtype, has_graph = torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind), torch.is_grad_enabled()
         inputs = {"input_ids": self.batch["input_ids"], "use_cache": False, "return_dict": True}
         if "output_router_logits" in inspect.signature(type(self.model).forward).parameters:
             inputs["output_router_logits"] = False
 
-        values, index, output_class, backbone, stock, shape = (
-            asked.values, asked.index, asked.output_class, self.backbone, self.stock, self.shape)  # fmt: skip
+        values, index, output_class, backbone, shape = asked.values, asked.index, asked.output_class, self.backbone, self.shape
+        state = HeadState(self.model)
 
         def compute() -> Tensor:
+            model = state.model()
             with torch.set_grad_enabled(has_graph), torch.autocast(kind, dtype=dtype, enabled=is_cast):
                 hidden = torch.cat([values, values.new_zeros(1, values.shape[1])])
                 with asking(Given(backbone, hidden, output_class)):
-                    logits: Tensor = _of_rows(stock(**inputs).logits[0], index, shape)
-                    return logits
+                    logits: Tensor = _of_rows(type(model).forward(model, **inputs).logits[0], index, shape)
+                    return logits.detach() if state.is_copy else logits
 
-        config, weight = self.model.config, self.model.get_output_embeddings().weight
-        head_dtype = weight.dtype if weight.is_floating_point() else values.dtype
-        expected = torch.float32 if config.model_type == "mamba2" else dtype if is_cast else head_dtype
-        return Deferred(compute, torch.Size([*shape, config.vocab_size]), expected, values.device)
+        return Deferred(compute, torch.Size([*shape, sample.shape[-1]]), sample.dtype, values.device)
+
+
+@torch.compiler.disable  # type: ignore[untyped-decorator]
+def _is_stock_loss(model: Any) -> bool:
+    """Whether the loss of `model` is cross-entropy as Transformers and PyTorch have it, replaced by nobody at any level."""
+    return (is_library_code(model.loss_function, "ForCausalLMLoss")
+            and is_library_code(loss_utils.fixed_cross_entropy, "fixed_cross_entropy")
+            and is_library_code(loss_utils.nn.functional.cross_entropy, "cross_entropy"))  # fmt: skip
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]
 def _kept(shape: torch.Size, keep: Any) -> NDArray[np.int64]:
     """The places of a batch [B, S] whose logits are wanted, in the shape of the logits without the vocabulary."""
-    places = torch.arange(shape.numel()).view(*shape, 1)
+    places = torch.arange(shape.numel(), device="cpu").view(*shape, 1)
     return slice_of(places, keep.detach().cpu() if isinstance(keep, torch.Tensor) else keep).squeeze(-1).numpy()
 
 
@@ -310,9 +335,8 @@ def plain_head(model: Any, device: torch.device) -> PlainHead | None:
     is_served = sample.dtype in (torch.float64, torch.float32, torch.bfloat16) and sample.device.type == device.type
     if not is_served or len(linear.weight) != config.vocab_size:
         return None
-    scale = 1 / getattr(config, "logits_scaling", 1)
     has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key("espalier::edge_logprobs", device.type.upper())
-    return PlainHead(linear, scale) if has_kernel else None
+    return PlainHead(linear, logit_scale(model)) if has_kernel else None
 
 
 def _active(head: Any) -> Any:

@@ -83,6 +83,8 @@ def small_config(config: Any, layers: list[int], scale: Scale | None = None) -> 
               if name not in ("dtype", "torch_dtype", "architectures", "transformers_version")}  # fmt: skip
     shrunk = _Shrinking(values, getattr(config, "attribute_map", {}), layers, scale or Scale()).result()
     small = type(config).from_dict(shrunk)
+    if getattr(config, "_attn_implementation", None) in ("eager", "sdpa"):  # the others have no float64
+        small._attn_implementation = config._attn_implementation
     small._experts_implementation = "eager"  # the others have no float64
     return small
 

@@ -4,8 +4,8 @@
 import functools
 import hashlib
 import json
-import sys
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ import transformers
 
 from .. import kept
 from ..native import __version__
+from .code_digest import Undigestible, digest_of
 from .config_view import original_of
 
 # No result of a backbone depends on these.
@@ -22,29 +23,33 @@ _IRRELEVANT = ("_name_or_path", "architectures", "dtype", "torch_dtype", "transf
 
 @dataclass(frozen=True)
 class Verdict:
-    """fault: what is wrong with the small copy; None: nothing. not_small: why there is none, then nothing is known yet."""
+    """fault: what is wrong on trees, None: nothing. reference: what the proof compared with. doubt: why there is no proof by a
+    small copy; then nothing is known yet. may_pass: the fault is a failure, of memory or a driver, that may not come again."""
 
     fault: str | None = None
-    not_small: str | None = None
+    reference: str = "a small copy in float64"
+    doubt: str | None = None
+    may_pass: bool = False
 
 
-def key_of(cls: Any, config: Any) -> str:
-    """A digest of all that the verdict on models of class `cls` with `config` depends on: versions, sources, settings."""
+def key_of(cls: Any, config: Any, functions: Iterable[tuple[str, Any]]) -> str | None:
+    """A digest of all that the verdict on models of class `cls` with `config` depends on: versions, settings, and the code that
+    runs: named functions, as they are in this process. None where it is not known whether another process has the same code."""
     values = {name: value for name, value in original_of(config).to_dict().items() if name not in _IRRELEVANT}
-    parts = [_versions(), _sources(), Path(sys.modules[cls.__module__].__file__ or "").read_bytes(), cls.__qualname__,
-             json.dumps(values, sort_keys=True, default=str)]  # fmt: skip
-    digest = hashlib.sha256()
-    for part in parts:
-        digest.update(part if isinstance(part, bytes) else part.encode())
-        digest.update(b"\0")
+    try:
+        code = digest_of(functions)
+    except Undigestible:
+        return None
+    parts = [_versions(), _sources(), cls.__qualname__, code, json.dumps(values, sort_keys=True, default=str)]
+    digest = hashlib.sha256("\0".join(parts).encode())
     return f"{values.get('model_type', cls.__name__)}-{digest.hexdigest()[:32]}"
 
 
 @functools.cache
-def _sources() -> bytes:
+def _sources() -> str:
     here = Path(__file__).parent
     files = [here.parent / "ops.py", *sorted(here.glob("*.py"))]
-    return hashlib.sha256(b"\0".join(file.read_bytes() for file in files)).digest()
+    return hashlib.sha256(b"\0".join(file.read_bytes() for file in files)).hexdigest()
 
 
 def _versions() -> str:
@@ -55,14 +60,15 @@ def read(key: str) -> Verdict | None:
     """The verdict of an earlier process; None where there is none that can be read."""
     found = kept.read(_file(key))
     try:
-        return Verdict(found["fault"], found["not_small"])
+        return Verdict(found["fault"], found["reference"])
     except (KeyError, TypeError):
         return None
 
 
 def write(key: str, verdict: Verdict) -> None:
-    """Keeps the verdict for later processes, where the disk lets it."""
-    kept.write(_file(key), asdict(verdict))
+    """Keeps the verdict for later processes, where the disk lets it, but for what may be otherwise the next time."""
+    if verdict.doubt is None and not verdict.may_pass:
+        kept.write(_file(key), {"fault": verdict.fault, "reference": verdict.reference})
 
 
 def _file(key: str) -> Path:

@@ -165,12 +165,18 @@ def _binary(tokens: int, levels: int) -> Grow:
     return lambda ends: ends.node(tokens - 2 * child, children)
 
 
+def _on_cpu(forest: Forest) -> tuple[Tensor, Tensor]:
+    """(subtree_end, context_blocks) as the operator takes them."""
+    ends = torch.tensor(forest.subtree_end, dtype=torch.int32, device="cpu")
+    return ends, torch.tensor(forest.blocks, dtype=torch.int64, device="cpu").view(-1, 5)
+
+
 def _is_served(dim: int, dtype: torch.dtype, device: str, forest: Forest = _CHAIN) -> bool:
     """Whether the attention that ESPALIER_ATTENTION names takes such heads, and the forest, which may have too many intervals of
     keys for a library; it raises where it does not."""
     q = torch.zeros(len(forest.subtree_end), 2, dim, dtype=dtype, device=device)
-    context, ends = [q.new_zeros(size, 2, dim) for size in forest.segments], torch.tensor(forest.subtree_end, dtype=torch.int32)
-    blocks = torch.tensor(forest.blocks, dtype=torch.int64).view(-1, 5)
+    context = [q.new_zeros(size, 2, dim) for size in forest.segments]
+    ends, blocks = _on_cpu(forest)
     try:
         ops.tree_attention(q, q, q, ends.to(device), context_k=context, context_v=context, context_blocks=blocks)
     except RuntimeError as error:
@@ -185,13 +191,13 @@ def _case(name: str, forest: Forest, dim: int, seed: int, dtype: torch.dtype, de
     tokens, heads, key_heads = len(forest.subtree_end), 4, 2 if seed % 2 == 0 else 4
 
     def normal(length: int, heads: int, factor: float = 1) -> Tensor:
-        return (factor * torch.randn(length, heads, dim, generator=generator, dtype=torch.float64)).to(dtype)
+        drawn = torch.randn(length, heads, dim, generator=generator, dtype=torch.float64, device="cpu")
+        return (factor * drawn).to(dtype)
 
-    repeated = torch.arange(tokens) % (forest.period or tokens)
+    repeated = torch.arange(tokens, device="cpu") % (forest.period or tokens)
     inputs = [normal(tokens, heads, forest.sharpness), *(normal(tokens, key_heads)[repeated] for _ in range(2))]
     inputs += [normal(size, key_heads) for _ in range(2) for size in forest.segments]
-    grad, ends = normal(tokens, heads), torch.tensor(forest.subtree_end, dtype=torch.int32)
-    blocks = torch.tensor(forest.blocks, dtype=torch.int64).view(-1, 5)
+    grad, (ends, blocks) = normal(tokens, heads), _on_cpu(forest)
 
     def results(function: Callable[..., Tensor], place: str, kind: torch.dtype) -> Results:
         leaves = [each.to(place, kind).requires_grad_() for each in inputs]

@@ -20,7 +20,7 @@ from .waves import kept_of
 
 LIBRARY = Library("causal_conv1d", "convolutions", "causal-conv1d", ("1.6", "1.7"), (torch.bfloat16, torch.float32),
                   "pip install --no-build-isolation causal-conv1d")  # fmt: skip
-_NO_ENDS = torch.empty(0, dtype=torch.int64)
+_NO_ENDS = torch.empty(0, dtype=torch.int64, device="cpu")
 
 
 @functools.cache

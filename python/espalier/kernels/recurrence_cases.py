@@ -73,7 +73,8 @@ def cases(operator: str, dtype: torch.dtype, device: str) -> Iterator[Case]:
 def case(operator: str, name: str, before: list[int], shape: tuple[int, float], seed: int, dtype: torch.dtype,
          device: str) -> Case:  # fmt: skip
     problem, generator = PROBLEMS[operator], torch.Generator().manual_seed(seed)
-    prev, ends = torch.tensor(before, dtype=torch.int32), torch.arange(0, len(before), 1 + len(before) // 3)
+    prev = torch.tensor(before, dtype=torch.int32, device="cpu")
+    ends = torch.arange(0, len(before), 1 + len(before) // 3, device="cpu")
     layer = problem.layer(before, len(ends), *shape, generator, dtype)
 
     def results(function: Callable[..., Sequence[Tensor]], place: str, kind: torch.dtype | None) -> Results:
@@ -90,7 +91,7 @@ def case(operator: str, name: str, before: list[int], shape: tuple[int, float], 
 
 
 def _normal(generator: torch.Generator, *shape: int) -> Tensor:
-    return torch.randn(*shape, generator=generator, dtype=torch.float64)
+    return torch.randn(*shape, generator=generator, dtype=torch.float64, device="cpu")
 
 
 def _recurrent_layer(rows: dict[str, Tensor], state: tuple[int, int], width: int, before: list[int], num_ends: int,
@@ -250,9 +251,9 @@ def measured(operator: str, dtype: torch.dtype, device: str) -> tuple[float, ...
     """The Rates of a device in a dtype, of three forests: a sequence, many short ones, and a comb."""
     kind, inputs_of = TIMED[operator]
     forest_of = {"sequence": [*range(-1, 4095)], "wide": [t - 1 if t % 64 else -1 for t in range(4096)], "deep": _deep(64, 16)}
-    rows, taken, none = [], [], torch.empty(0, dtype=torch.int64)
+    rows, taken, none = [], [], torch.empty(0, dtype=torch.int64, device="cpu")
     for before in forest_of.values():
-        prev, inputs = torch.tensor(before, dtype=torch.int32), inputs_of(len(before), dtype, device)
+        prev, inputs = torch.tensor(before, dtype=torch.int32, device="cpu"), inputs_of(len(before), dtype, device)
         rows.append(kind(**inputs, prev=prev, states=None, ends=none).counts(Waves(prev, none, torch.device("cpu"))))
         taken.append([_seconds(form, operator, inputs, prev, device) for form in ("library", "composed")])
     counts, seconds = np.array(rows, float), np.array(taken)

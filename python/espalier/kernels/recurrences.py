@@ -118,7 +118,7 @@ def are_paths(prev: Tensor, ends: Tensor, num_tokens: int, num_states: int) -> b
         return False
     if prev.shape != (num_tokens,) or ends.dim() != 1 or not (prev.is_contiguous() and ends.is_contiguous()):
         return False
-    inside = bool((prev < torch.arange(num_tokens)).all()) and bool((prev >= -1 - num_states).all())
+    inside = bool((prev < torch.arange(num_tokens, device="cpu")).all()) and bool((prev >= -1 - num_states).all())
     return inside and bool(((ends >= 0) & (ends < num_tokens)).all())
 
 

@@ -52,7 +52,7 @@ def _ratio(p: "Tensor", given: "dict[str, Tensor]") -> "Tensor":
 def _clipped(ratio: "Tensor", given: "dict[str, Tensor]", options: dict[str, float]) -> "Tensor":
     import torch
 
-    bounds = (given.get(name, torch.tensor(options[name], dtype=ratio.dtype))
+    bounds = (given.get(name, ratio.new_tensor(options[name]))
               for name in ("clip_low_threshold", "clip_high_threshold"))  # fmt: skip
     return torch.clamp(ratio, *bounds)
 

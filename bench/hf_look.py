@@ -1,0 +1,65 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a patched model pays, per forward pass, to see whether other code has changed its layers.
+
+    PYTHONPATH=python python bench/hf_look.py [--layers 28] [--rounds 2000]
+
+Prints the median and the fastest time of Patch.look, which runs before each batch, for a Qwen3 as it is, with LoRA on all its
+linear layers, and with a hook of Accelerate on each layer; and of the settings of training that are read there as well.
+"""
+
+import argparse
+import statistics
+import time
+
+import peft
+import torch
+from accelerate.hooks import ModelHook, add_hook_to_module
+from transformers import Qwen3Config, Qwen3ForCausalLM
+
+import espalier
+from espalier.hf.families import TrainingSettings, backbone_of, check_training
+
+LINEARS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+
+
+def make(kind, layers):
+    config = Qwen3Config(vocab_size=64, hidden_size=32, intermediate_size=48, num_hidden_layers=layers, num_attention_heads=4,
+                         num_key_value_heads=2, head_dim=8)  # fmt: skip
+    model = Qwen3ForCausalLM(config).train()
+    if kind == "LoRA":
+        model = peft.get_peft_model(model, peft.LoraConfig(r=2, target_modules=LINEARS, task_type="CAUSAL_LM"))
+    if kind == "Accelerate":
+        for layer in model.model.layers:
+            add_hook_to_module(layer, ModelHook())
+    return espalier.hf.patch(model)
+
+
+def milliseconds(function, rounds):
+    times = []
+    for _ in range(rounds):
+        begin = time.perf_counter()
+        function()
+        times.append(1000 * (time.perf_counter() - begin))
+    return statistics.median(times), min(times)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--layers", type=int, default=28)
+    parser.add_argument("--rounds", type=int, default=2000)
+    arguments = parser.parse_args()
+    ids = torch.arange(1, 9).expand(2, 8)
+    print("kind         modules   look: median, fastest [ms]   settings of training: median, fastest [ms]")
+    for kind in ("plain", "LoRA", "Accelerate"):
+        model = make(kind, arguments.layers)
+        model(input_ids=ids, labels=ids)
+        backbone = backbone_of(model)
+        look = milliseconds(lambda: backbone._espalier.look(backbone, ids), arguments.rounds)  # noqa: B023
+        watched = TrainingSettings.of(backbone)
+        settings = milliseconds(lambda: check_training(watched), arguments.rounds // 20)  # noqa: B023
+        print(f"{kind:<12} {len(list(backbone.modules())):7}   {look[0]:8.3f} {look[1]:8.3f}             "
+              f"{settings[0]:8.3f} {settings[1]:8.3f}")  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,423 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What other code has changed in a backbone of Transformers: forwards, classes, hooks, attention functions.
+
+The tests and proofs of a family hold for the code that they ran. A Snapshot says in a fraction of a millisecond whether a
+backbone still has the code that was looked at last, and `changes_of` names what is not the libraries' own, with what follows
+from it (Role).
+"""
+
+import enum
+import functools
+import inspect
+import re
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, ModuleType
+from typing import Any, TypeAlias
+
+import torch
+from torch import nn
+from torch.nn.modules import module as module_globals
+from transformers import masking_utils, modeling_utils
+
+from ..errors import Unsupported
+from .config_view import original_of
+from .origin import is_library_code
+
+# Libraries whose hooks and forwards on single modules pass on what they are called with: they gather, move, cast or record.
+_WRAPPERS = ("accelerate.", "deepspeed.", "espalier.", "peft.", "torch.distributed.", "torch.nn.utils.", "torch._dynamo.",
+             "torch.utils.checkpoint", "transformers.", "trl.")  # fmt: skip
+# Libraries whose functions stand in for those of Transformers' modules; the patch has its own in their place.
+_KERNELS = ("causal_conv1d", "espalier", "fla", "kernels", "mamba_ssm")
+_ACROSS = re.compile("enc|cross", re.IGNORECASE)  # attention to an encoder, which there is none of
+_MIXING = re.compile(r"Attention|Attn|Mixer|Mamba|DeltaNet|Conv|Recurrent|SSM|Rwkv|Retention|Indexer")
+
+
+_Code: TypeAlias = tuple[Mapping[str, Any], str, Any]  # where a function is looked up, its name, and the function
+_Found: TypeAlias = dict[tuple[int, str], _Code]
+
+
+class Role(enum.Enum):
+    """What a change may do to the result, and so what decides whether tokens may be shared."""
+
+    ROWS = "rows"  # it may look at the rows of a batch: such batches run unshared
+    TOKENS = "tokens"  # the module took one token at a time before (tokenwise.py tests whether it does)
+    PATHS = "paths"  # the module mixes tokens (a proof of the family with this code decides)
+    ATTENTION = "attention"  # the patch has another function in its place: refused
+
+
+@dataclass(frozen=True)
+class Change:
+    """One change. path: of the module in its backbone, "" for the backbone itself and for functions; what: for messages."""
+
+    path: str
+    what: str
+    role: Role
+    module: Any = None
+
+    def __str__(self) -> str:
+        return f"{self.what} in {self.path}" if self.path else self.what
+
+
+class Snapshot:
+    """The code of a backbone, or of a head, at one moment, and what other libraries have changed in it.
+
+    Attributes:
+        changes: The changes.
+        code: (where, name, function) of all functions that the module calls by class or module.
+    """
+
+    def __init__(self, module: Any, *classes: Any) -> None:
+        """classes: of other modules that belong to it."""
+        self._state, self._classes = _state_of(module), classes
+        every_class = self._state[0].union(classes)
+        attention = _attention_functions(module) if hasattr(module, "config") else []
+        self.code = attention + _functions_of(every_class)
+        self._sizes = [(base, len(vars(base))) for base in _bases_of(every_class)]
+        self.changes = [*_changed_attention(module, attention), *_changed_functions(self.code[len(attention):])]
+        faults = {cls: fault for cls in every_class if (fault := _fault_of_class(cls)) is not None}
+        self.changes += [Change("", faults[cls], Role.PATHS) for cls in classes if cls in faults]
+        for path, part in module.named_modules():
+            self.changes += _changes_of_module(module, path, part, faults.get(type(part)))
+        for hook in _global_hooks():
+            if not _is_of_wrapper(hook):
+                self.changes.append(Change("", f"a hook on all modules, {_described(hook)},", Role.ROWS))
+
+    def is_current(self, module: Any, *classes: Any) -> bool:
+        """Whether nothing has changed since."""
+        return (classes == self._classes and self._state == _state_of(module)
+                and all(where.get(name) is value for where, name, value in self.code)
+                and all(len(base.__dict__) == size for base, size in self._sizes))  # fmt: skip
+
+    def of_role(self, role: Role) -> list[Change]:
+        return [change for change in self.changes if change.role is role]
+
+
+def _state_of(backbone: Any) -> tuple[Any, ...]:
+    """What can change without a function of a class or a module changing. It does not keep the modules alive."""
+    modules = [backbone]
+    for module in modules:  # which grows
+        if children := module.__dict__["_modules"]:
+            modules += [child for child in children.values() if child is not None]
+    values = [module.__dict__ for module in modules]
+    marked = [(id(module), own.get("_active_adapter"), own.get("_disable_adapters"), own.get("is_causal"),
+               None if module is backbone else own.get("forward"), *_hooks_of(module))
+              for module, own in zip(modules, values, strict=True)
+              if own["_forward_hooks"] or own["_forward_pre_hooks"] or own["_backward_hooks"] or own["_backward_pre_hooks"]
+              or "forward" in own or "_active_adapter" in own or own.get("is_causal") is False
+              or own.get("scale_grad_by_freq") or own.get("max_norm")]  # fmt: skip
+    attention = getattr(original_of(backbone.__dict__.get("config")), "_attn_implementation", None)
+    return set(map(type, modules)), marked, sum(map(len, values)), backbone.training, attention, _global_hooks()
+
+
+def _hooks_of(module: Any) -> tuple[Any, ...]:
+    values = module.__dict__
+    return (*values["_forward_hooks"].values(), *values["_forward_pre_hooks"].values(), *values["_backward_hooks"].values(),
+            *values["_backward_pre_hooks"].values())  # fmt: skip
+
+
+def _global_hooks() -> tuple[Any, ...]:
+    """Hooks on all modules of the process."""
+    if not module_globals._has_any_global_hook():
+        return ()
+    names = ("_global_forward_hooks", "_global_forward_pre_hooks", "_global_backward_hooks", "_global_backward_pre_hooks")
+    return tuple(hook for name in names for hook in getattr(module_globals, name).values())
+
+
+def _bases_of(classes: set[Any]) -> list[Any]:
+    """The classes themselves and those that they derive from, up to nn.Module."""
+    found: dict[Any, None] = {}
+    for cls in classes:
+        for base in cls.__mro__:
+            if base is nn.Module:
+                break
+            found[base] = None
+    return list(found)
+
+
+def _functions_of(classes: set[Any]) -> list[_Code]:
+    """Methods of the classes, and functions of modules that these call."""
+    found: _Found = {}
+    for base in _bases_of(classes):
+        is_general = base.__module__.startswith(("torch.", "transformers.")) and ".models." not in base.__module__
+        for name, value in vars(base).items():
+            if not isinstance(value, FunctionType) or (is_general and name not in ("forward", "__call__")):
+                continue
+            found[id(base), name] = vars(base), name, value
+            for link in _links(value):
+                _add_globals(found, link)
+    return list(found.values())
+
+
+def _add_globals(found: _Found, function: FunctionType) -> None:
+    scope, functional = function.__globals__, vars(nn.functional)
+    home = str(scope.get("__name__"))
+    for name in _names_in(function.__code__) & functional.keys():
+        if callable(functional[name]) and not isinstance(functional[name], type | ModuleType):
+            found[id(functional), name] = functional, name, functional[name]
+    if not home.startswith("transformers."):
+        return
+    for name in _names_in(function.__code__):
+        value = scope.get(name)
+        if callable(value) and not isinstance(value, type | ModuleType) and (id(scope), name) not in found:
+            found[id(scope), name] = scope, name, value
+            for link in _links(value):
+                _add_globals(found, link)
+
+
+@functools.cache
+def _names_in(code: CodeType) -> frozenset[str]:
+    inner = (_names_in(value) for value in code.co_consts if isinstance(value, CodeType))
+    return frozenset(code.co_names).union(*inner)
+
+
+def _links(function: Any) -> Iterator[FunctionType]:
+    """A function and those that it wraps."""
+    while function is not None:
+        function = getattr(function, "__func__", function)
+        if isinstance(function, FunctionType):
+            yield function
+        function = getattr(function, "__wrapped__", None)
+
+
+def _attention_functions(backbone: Any) -> list[_Code]:
+    """What the unpatched backbone calls for attention and masks, where they are looked up."""
+    name = original_of(backbone.config)._attn_implementation
+    home = vars(sys.modules[_home_of(type(backbone))])
+    attention = home.get("ALL_ATTENTION_FUNCTIONS", modeling_utils.ALL_ATTENTION_FUNCTIONS)
+    masks = masking_utils.ALL_MASK_ATTENTION_FUNCTIONS
+    tables = [table for owner in (attention, masks) for table in (owner._local_mapping, owner._global_mapping)]
+    found = {(id(table), name): (table, name, table.get(name)) for table in tables}
+    for _, _, function in list(found.values()):
+        for link in _links(function.func if isinstance(function, functools.partial) else function):
+            _add_globals(found, link)
+    return list(found.values())
+
+
+def _home_of(cls: Any) -> str:
+    """The module of Transformers that a class comes from."""
+    return str(next(base.__module__ for base in cls.__mro__ if base.__module__.startswith("transformers.models.")))
+
+
+def _changed_attention(backbone: Any, attention: list[_Code]) -> Iterator[Change]:
+    for scope, key, function in attention:
+        target = function.func if isinstance(function, functools.partial) else function
+        if function is not None and not isinstance(function, nn.Module) and not _is_library_function(target):
+            what = f"{scope['__name__']}.{key}" if "__name__" in scope else f"the attention function {key!r}"
+            yield Change("", f"{what} from {_described(function)}", Role.ATTENTION)
+
+
+def _changed_functions(code: list[_Code]) -> Iterator[Change]:
+    """Functions of modules of Transformers that others have replaced."""
+    for scope, name, function in code:
+        if not isinstance(scope, dict) or _is_library_function(function):
+            continue
+        is_attention = "mask" in name or name == "eager_attention_forward"
+        what = f"{scope['__name__']}.{name} from {_described(function)}"
+        yield Change("", what, Role.ATTENTION if is_attention else Role.PATHS)
+
+
+def _stock_of(function: Any) -> Any:
+    """What a function of mixers.py stands in for; any other function itself. Decorators copy attributes, so those say nothing."""
+    is_ours = str(getattr(function, "__globals__", {}).get("__name__")).startswith("espalier.")
+    return getattr(function, "espalier_stock", function) if is_ours else function
+
+
+def _is_library_function(function: Any) -> bool:
+    if isinstance(function, FunctionType | MethodType | BuiltinFunctionType | functools._lru_cache_wrapper):
+        function = _stock_of(function)
+        return is_library_code(function) or _package_of(function) in _KERNELS
+    return str(type(function).__module__).partition(".")[0] in ("torch", "transformers", *_KERNELS)
+
+
+def _package_of(function: Any) -> str:
+    function = getattr(function, "__func__", function)
+    scope = getattr(function, "__globals__", None)
+    return str((function.__module__ if scope is None else scope.get("__name__")) or "").partition(".")[0]
+
+
+def _fault_of_class(cls: Any) -> str | None:
+    """What of a class is not that of its library, None where all is."""
+    home = cls.__module__.partition(".")[0]
+    if home not in ("torch", "transformers"):
+        return f"the class {cls.__name__} from {cls.__module__}"
+    for base in _bases_of({cls}):
+        is_ours = base.__module__.startswith("transformers.models.")
+        if base.__module__.partition(".")[0] not in ("torch", "transformers"):
+            return f"the class {base.__name__} from {base.__module__}"
+        for name, value in vars(base).items():
+            is_called = isinstance(value, FunctionType) and (is_ours or name in ("forward", "__call__"))
+            if is_called and not _is_own(base, name, value):
+                return f"{base.__name__}.{name} from {_described(value)}"
+    return None
+
+
+def _is_own(base: Any, name: str, function: FunctionType) -> bool:
+    """Whether a method is the one with which its class was made."""
+    function = _stock_of(function)
+    if not is_library_code(function):
+        return False
+    innermost = list(_links(function))[-1].__code__
+    return name != "forward" or innermost.co_qualname == f"{base.__qualname__}.forward" or base.__module__.startswith("torch.")
+
+
+def _changes_of_module(backbone: Any, path: str, module: Any, fault: str | None) -> Iterator[Change]:
+    role = Role.PATHS if mixes(module) else Role.TOKENS
+    if ".parametrizations." in f".{path}.":  # of weights, not of tokens
+        return
+    if fault is not None:
+        yield Change(path, fault, role, module)
+    forward = _forward_on(backbone, module)
+    if forward is not None:
+        yield Change(path, f"a forward from {_described(forward)}", role, module)
+    for name, value in vars(module).items():
+        if name != "forward" and isinstance(value, FunctionType | MethodType) and not _is_passing(value):
+            yield Change(path, f"{name} from {_described(value)}", role, module)
+    if getattr(module, "is_causal", True) is False and "is_causal = True" in _source_of(type(module)):
+        yield Change(path, "is_causal=False", Role.ATTENTION, module)
+    for name in ("scale_grad_by_freq", "max_norm") if isinstance(module, nn.Embedding) else ():
+        if value := getattr(module, name):  # both look at all tokens of a batch, with padding
+            yield Change(path, f"{name}={value}", Role.ROWS, module)
+    for hook in () if module is backbone else _hooks_of(module):
+        if not _is_of_wrapper(hook):
+            yield Change(path, f"a hook, {_described(hook)},", Role.ROWS, module)
+
+
+def mixes(module: Any) -> bool:
+    """Whether a module, or one in it, mixes tokens in Transformers."""
+    return any(_MIXING.search(base.__name__) for part in module.modules() for base in type(part).__mro__
+               if base.__module__.startswith("transformers."))  # fmt: skip
+
+
+def _forward_on(backbone: Any, module: Any) -> Any:
+    """The forward that others have set on a module itself; None where there is none, or one that passes on its input."""
+    forward = module.__dict__.get("forward")
+    if module is backbone and (patch := module.__dict__.get("_espalier")) is not None:
+        forward = patch.stock_forward
+    if forward is not None and "_hf_hook" in vars(module):  # Accelerate's, around the former one
+        forward = vars(module).get("_old_forward")
+    return None if forward is None or _is_passing(forward, type(module).forward) else forward
+
+
+def _is_passing(function: Any, stock: Any = None) -> bool:
+    """Whether it is `stock`, or code of libraries that wrap modules, all the way down."""
+    while True:
+        function = getattr(function, "_torchdynamo_orig_callable", function)
+        inner = getattr(function, "__func__", function)
+        if inner is stock:
+            return True
+        if not _is_of_wrapper(inner) and not is_library_code(inner):
+            return False
+        function = getattr(inner, "__wrapped__", None)
+        if function is None:
+            return True
+
+
+def _is_of_wrapper(hook: Any) -> bool:
+    """Whether it is code of a library that passes on what it is called with. What carries data, such as an adapter for each
+    row, does more."""
+    if isinstance(hook, functools.partial):
+        return False
+    function = getattr(hook, "__func__", hook)
+    if isinstance(function, FunctionType):
+        if any(isinstance(value, torch.Tensor | list | tuple) for value in inspect.getclosurevars(function).nonlocals.values()):
+            return False
+        names = [str(link.__globals__.get("__name__")) for link in _links(function)]
+    else:
+        names = [str(type(function).__module__)]
+    return all((name + ".").startswith(_WRAPPERS) for name in names)
+
+
+def _described(function: Any) -> str:
+    """The name of a function and where it is from."""
+    function = function.func if isinstance(function, functools.partial) else function
+    function = getattr(function, "__func__", function)
+    if isinstance(function, FunctionType):  # decorators copy names and modules, not code
+        return f"{function.__code__.co_qualname} ({function.__globals__.get('__name__')})"
+    return f"{getattr(function, '__qualname__', type(function).__qualname__)} ({type(function).__module__})"
+
+
+def _source_of(cls: Any) -> str:
+    """The source of a class of Transformers and of those that it derives from there, as it is on disk."""
+    return "\n".join(_segments(base.__module__).get(base.__name__, "") for base in cls.__mro__
+                     if base.__module__.startswith("transformers.models."))  # fmt: skip
+
+
+@functools.cache
+def _segments(module: str) -> dict[str, str]:
+    """The source of each class of a module."""
+    path = sys.modules[module].__file__
+    text = "" if path is None else Path(path).read_text(encoding="utf-8")
+    pieces = re.split(r"^class ", text, flags=re.MULTILINE)[1:]
+    return {piece.partition("(")[0].partition(":")[0].strip(): piece for piece in pieces}
+
+
+def attention_modules(backbone: Any) -> dict[int, str]:
+    """Modules of a backbone whose class in Transformers calls an attention function by its name: id -> path."""
+    attending = {cls for cls in set(map(type, backbone.modules())) if "ALL_ATTENTION_FUNCTIONS" in _source_of(cls)}
+    return {id(module): path for path, module in backbone.named_modules()
+            if type(module) in attending and not _ACROSS.search(path.rpartition(".")[2])}  # fmt: skip
+
+
+def refuse_attention(snapshot: Snapshot) -> None:
+    """Raises Unsupported where the unpatched model computes attention or masks by functions that the patch does not know."""
+    for change in snapshot.of_role(Role.ATTENTION):
+        raise Unsupported(f"espalier.hf.patch: expected attention and masks of Transformers, which the patch computes in "
+                          f"another way, received {change}; load the model with attn_implementation=\"sdpa\", or train it "
+                          "unpatched")  # fmt: skip
+
+
+
+def functions_of(snapshot: Snapshot) -> list[tuple[str, Any]]:
+    """(name, function) of the code that decides what a backbone computes, by classes, modules and single objects."""
+    found = [(name, _stock_of(function)) for _, name, function in snapshot.code
+             if isinstance(function, FunctionType | functools.partial | MethodType)]  # fmt: skip
+    for change in snapshot.of_role(Role.PATHS):
+        if change.module is not None:
+            found += [(f"{_place_of(change.path)}.{name}", getattr(value, "__func__", value))
+                      for name, value in _own_functions(change.module)]  # fmt: skip
+    return [(name, function) for name, function in found if not str(function.__module__).startswith("torch.")]
+
+
+def _place_of(path: str) -> str:
+    return ".".join("*" if name.isdigit() else name for name in path.split("."))
+
+
+def _own_functions(module: Any) -> list[tuple[str, Any]]:
+    """Functions that others have set on a module itself."""
+    stock = type(module).forward
+    return [(name, value) for name, value in vars(module).items()
+            if (isinstance(value, FunctionType | MethodType) or name == "forward") and not _is_passing(value, stock)]  # fmt: skip
+
+
+class NotCarriedOver(Exception):
+    """A change that a small copy cannot have; the message says why."""
+
+
+def carry_over(changes: Sequence[Change], model: Any) -> None:
+    """Gives a small copy of a backbone the changes of single objects in the backbone, at the same places of all layers. Raises
+    NotCarriedOver where that is not possible."""
+    places = {_place_of(change.path): change for change in changes if change.module is not None}
+    for path, module in list(model.named_modules()):
+        change = places.get(_place_of(path))
+        if change is None:
+            continue
+        cls, own = type(change.module), type(module)
+        if cls is not own:
+            if not issubclass(cls, own):
+                raise NotCarriedOver(f"{change} is no {own.__name__}")
+            module.__class__ = cls
+        for name, value in _own_functions(change.module):
+            if isinstance(value, MethodType) and value.__self__ is change.module:
+                setattr(module, name, MethodType(value.__func__, module))
+            else:
+                raise NotCarriedOver(f"{change} is no method of its module")
+
+
+def is_plain_adapter(change: Change) -> bool:
+    """Whether it is PEFT's wrapper of a layer, or LoRA without variants, which take tokens one at a time whatever their state."""
+    if type(change.module).__module__ == "peft.utils.other":
+        return True
+    return type(change.module).__module__ == "peft.tuners.lora.layer" and not change.module.lora_variant

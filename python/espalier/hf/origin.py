@@ -1,0 +1,40 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whether a function is still the one that PyTorch or Transformers has, or a replacement by another library."""
+
+import functools
+import os
+import types
+from typing import Any
+
+import torch
+import transformers
+
+_FOLDERS = tuple(os.path.join(folder, "") for package in (torch, transformers) for folder in package.__path__)
+
+
+def is_library_code(function: Any, name: str | None = None) -> bool:
+    """Whether `function`, and every function that it wraps (`__wrapped__`), is code of PyTorch or Transformers.
+
+    Decorators copy `__name__` and `__module__` to their wrappers, so this looks at the code objects. Functions in C count as
+    PyTorch's unless their module says otherwise. Partials and objects that are called count as others' code.
+
+    Args:
+        function: A function or a bound method.
+        name: The name that the innermost function has to have in its source; None: any.
+    """
+    while True:
+        function = getattr(function, "__func__", function)
+        inner = getattr(function, "__wrapped__", None)
+        if isinstance(function, types.FunctionType):
+            if not function.__code__.co_filename.startswith(_FOLDERS):
+                return False
+            own_name = function.__code__.co_name
+        elif isinstance(function, types.BuiltinFunctionType):
+            if (function.__module__ or "torch").partition(".")[0] not in ("torch", "builtins"):
+                return False
+            own_name = function.__name__
+        elif not isinstance(function, functools._lru_cache_wrapper):
+            return False
+        if inner is None:
+            return name is None or own_name == name
+        function = inner
