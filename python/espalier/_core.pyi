@@ -257,6 +257,20 @@ class Trajectories:
         """float32 or float64 [R]"""
 
     @property
+    def temperature(self) -> numpy.typing.NDArray[numpy.floating] | None:
+        """float32 or float64 [R]: of logprobs and ref_logprobs"""
+
+    @property
+    def top_k(self) -> numpy.typing.NDArray[numpy.floating] | None:
+        """float32 or float64 [R]: how many tokens the policy chose among"""
+
+    @property
+    def top_p(self) -> numpy.typing.NDArray[numpy.floating] | None:
+        """
+        float32 or float64 [R]: the probability of the tokens that it chose among
+        """
+
+    @property
     def turn_rewards(self) -> numpy.typing.NDArray[numpy.floating] | None:
         """
         float32 or float64: one per turn, row r has [turn_reward_offsets[r], turn_reward_offsets[r + 1])

@@ -148,6 +148,11 @@ def fail_ranks(message: str) -> None:
 def waits_for_ranks() -> bool:
     """Whether this process waits for other ranks."""
 
+def truncation_warnings(rows: espalier._core.Trajectories, options: Sequence[tuple[str, str]]) -> list[str]:
+    """
+    Of rows whose tokens were chosen among fewer than all, for an objective with ratios.
+    """
+
 def engine_options() -> str:
     """Options of an Engine, as JSON."""
 

@@ -19,7 +19,7 @@ from .native_options import Option, described, given_options, named_texts, whole
 from .options import EngineConfig, LoraConfig, ObjectiveConfig, SamplingParams
 from .rows.files import Trajectories, read, trajectories
 from .rows.sequences import Packed, Row, is_packed, token_sequences
-from .sampling_call import Sampling, Watch, options_of_prompts, watched
+from .sampling_call import Sampling, Watch, options_of_prompts, truncation_text, watched
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -107,6 +107,7 @@ class Engine:
         self._adapter = Adapter(self._engine, self._engine.adapter) if _makes_adapter(chosen) else None
         self._options = {**dataclasses.asdict(EngineConfig()), **chosen}
         self._samplings = 0  # calls of sample
+        self._has_warned_of_truncation = False
 
     @staticmethod
     def options() -> dict[str, tuple[str, str]]:
@@ -269,7 +270,11 @@ class Engine:
             given = named_texts({**named, **options})
             trained = [self._own(adapter) for adapter in adapters or ()]
         if not callable(objective):
-            return dict(self._engine.forward_backward(found, chosen, given, None, progress, trained))
+            metrics = dict(self._engine.forward_backward(found, chosen, given, None, progress, trained))
+            if not self._has_warned_of_truncation and (text := truncation_text(self._engine, found, given)):
+                warnings.warn(text, stacklevel=2)
+                self._has_warned_of_truncation = True
+            return metrics
         function = LossFunction(objective)
         metrics = dict(self._engine.forward_backward(found, chosen, given, function, progress, trained))
         return {**metrics, **function.metrics}
@@ -315,7 +320,7 @@ class Engine:
         Returns:
             A list with an array [n] for each row of n tokens, float32 (float64 for float64 models), natural logarithms:
             entry t is that of token t given all before it, and entry 0 is 0. That is what rows have as `logprobs` and
-            `ref_logprobs`.
+            `ref_logprobs`: where a row has a temperature, the logits are divided by it.
 
         Raises:
             InputError: Rows cannot be used, or a log-probability is not finite.
@@ -360,11 +365,12 @@ class Engine:
         arrays = [logprobs, ids, values] if k > 0 else [logprobs]
         return [np.split(array, np.asarray(found.offsets)[1:-1]) for array in arrays]
 
-    def _distributions(self, rows: Trajectories, *, k: int = 0, temperature: float = 1.0, entropies: bool = False,
+    def _distributions(self, rows: Trajectories, *, k: int = 0, temperature: float | None = None, entropies: bool = False,
                        progress: Callable[[int, int], object] | None = None) -> tuple[Any, Any, Any, Any, int]:  # fmt: skip
         """In float64 for N tokens: log-probabilities [N], most likely ids and their log-probabilities [N, k], entropies [N] or
-        [0]; and how many tokens were encoded."""
-        logprobs, ids, values, found, encoded = self._engine.logprobs(rows, k, temperature, entropies, progress)
+        [0]; and how many tokens were encoded. temperature: divides the logits; None: that of each row, and 1 for the most
+        likely tokens."""
+        logprobs, ids, values, found, encoded = self._engine.logprobs(rows, k, temperature or 0.0, entropies, progress)
         return logprobs, ids.reshape(len(logprobs), k), values.reshape(len(logprobs), k), found, encoded
 
     def sample(self, prompts: Data, params: SamplingParams | Sequence[SamplingParams] | None = None, *,
@@ -413,12 +419,13 @@ class Engine:
         Returns:
             A list of rows, by prompt, then by sample: dicts with input_ids, loss_mask (1 on the completion), logprobs
             (log softmax(logits / temperature) over the whole vocabulary; on the prompt 0, unless prompt_logprobs asks for them),
-            trajectory_id "NAME/sample-K" and group_id, that of the prompt's row or else NAME, the row's trajectory_id or number.
-            With a reward (or an advantage) they are rows for `forward_backward`, which computes log-probabilities at temperature
-            1.
+            trajectory_id "NAME/sample-K" and group_id, that of the prompt's row or else NAME, the row's trajectory_id or number;
+            and temperature, top_k and top_p where they are not 1, 0 and 1. With a reward (or an advantage) they are rows for
+            `forward_backward`, which computes log-probabilities at the temperature of the row.
 
         Raises:
-            InputError: Prompts or options cannot be used, or the model's folder names no usable stop ids.
+            InputError: Prompts or options cannot be used, a whole row's tokens with loss are of another temperature, or the
+                model's folder names no usable stop ids.
 
         Examples:
             >>> import espalier

@@ -51,6 +51,17 @@ def options_of_prompts(params: SamplingParams | Sequence[SamplingParams] | None,
     return _named(call_options), [_named(options) for options in each]
 
 
+def truncation_text(engine: "native.Engine", rows: "Trajectories", objective: Named) -> str:
+    """A warning of rows whose tokens were chosen among fewer than all, for an objective with ratios; empty: none."""
+    from .native_engine import native
+
+    text = "; ".join(native.truncation_warnings(rows, objective))
+    counts = dict(engine.sampling_counts())
+    if text and counts["truncation"] > 0:
+        text += f"; of all that this engine sampled, by {counts['truncation'] / counts['sampled_tokens']:.3g} nats on average"
+    return text
+
+
 def _named(options: Mapping[str, Any]) -> Named:
     """Stop ids one by one."""
     ids = options.get("stop_ids")

@@ -98,6 +98,12 @@ TEST(TrajectoriesBuilder, RefusedRowsLeaveNothing) {
   add("advantages", [](auto& r) { r.advantages = {0, 1, 2}, r.advantage = 1; });
   add("advantage", [&](auto& r) { r.advantage = infinity; });
   add("reward", [&](auto& r) { r.reward = nan; });
+  add("temperature", [](auto& r) { r.temperature = -0.5; });
+  add("temperature", [&](auto& r) { r.temperature = infinity; });
+  add("top_k", [](auto& r) { r.top_k = 2.5; });
+  add("top_k", [](auto& r) { r.top_k = -2; });
+  add("top_p", [](auto& r) { r.top_p = 0; });
+  add("top_p", [](auto& r) { r.top_p = 1.5; });
   add("turn_rewards", [](auto& r) { r.turn_rewards = {1}, r.reward = 1; });
   add("turn_rewards", [](auto& r) { r.turn_rewards = {1, 2}; });  // there is one turn
   add("turn_rewards", [](auto& r) { r.turn_rewards = {1}, r.loss_mask = {1, 0, 0}; });

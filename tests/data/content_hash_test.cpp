@@ -73,6 +73,9 @@ TEST(ContentHashes, EveryColumnCountsForItself) {
   change("advantages", [](Rows& r) { r[1].advantages[0] = 0; });
   change("reward", [](Rows& r) { r[1].reward = 2; });
   change("reward", [](Rows& r) { r[0].reward = 0; });
+  change("temperature", [](Rows& r) { r[0].temperature = 0.5; });
+  change("top_k", [](Rows& r) { r[0].top_k = 5; });
+  change("top_p", [](Rows& r) { r[0].top_p = 0.5; });
   change("chosen", [](Rows& r) { r[1].chosen = false; });
   change("group_id", [](Rows& r) { std::swap(r[0].group_id, r[1].group_id); });
   change("pair_id", [](Rows& r) { r[2].pair_id = "q"; });

@@ -189,6 +189,11 @@ std::vector<Fault> faults() {
       {R"({"input_ids":[1,2],"advantage":1,"advantages":[1,2]})",
        "field `advantages`: expected either advantages or advantage, received both"},
       {R"({"input_ids":[1],"reward":"high"})", "field `reward`: expected a number, received \"high\""},
+      {R"({"input_ids":[1],"temperature":-1})", "field `temperature`: expected a number >= 0, received -1"},
+      {R"({"input_ids":[1],"top_k":0.5})",
+       "field `top_k`: expected a whole number >= 0, or -1 (all), received 0.5"},
+      {R"({"input_ids":[1],"top_p":0})",
+       "field `top_p`: expected a number above 0 and at most 1, received 0"},
       {R"({"input_ids":[1],"reward":true})", "field `reward`: expected a number, received true"},
       {R"({"input_ids":[1,2,3],"loss_mask":[0,1,1],"turn_rewards":[1,2]})",
        "field `turn_rewards`: expected 1 entries (one per turn, a range of tokens with loss), "

@@ -239,7 +239,7 @@ std::vector<FileFault> row_faults() {
        [](File& f) { f.set<double>("ref_logprobs", "F64", {0, -1, 0, 0, 0.5}); }},
       {"field `advantages`: expected finite",
        [=](File& f) { f.set<double>("advantages", "F64", {0, 0, infinity, 0, 0}); }},
-      {"field `reward`: expected finite", [=](File& f) { f.set<float>("reward", "F32", {0, nan}); }},
+      {"field `reward`: expected a finite number", [=](File& f) { f.set<float>("reward", "F32", {0, nan}); }},
       {"field `turn_rewards`: expected either turn_rewards or reward, received both",
        [](File& f) {
          f.set<float>("turn_rewards", "F32", {1});

@@ -45,7 +45,8 @@ TEST(RoundTrip, ComparisonSeesEveryColumn) {
   Rng rng(test_seed(5));
   RandomShape shape(rng);
   shape.weights = shape.mask = 0;
-  shape.logprobs = shape.ref_logprobs = shape.advantages = shape.reward = shape.chosen = shape.routes = 2;
+  shape.logprobs = shape.ref_logprobs = shape.advantages = shape.reward = shape.chosen = shape.routes =
+      shape.choice = 2;
   TrajectoryRow row = random_row(rng, shape);
   row.trajectory_id = row.group_id = row.pair_id = "x";
   row.turn_rewards.clear();
@@ -75,6 +76,9 @@ TEST(RoundTrip, ComparisonSeesEveryColumn) {
   EXPECT_EQ(changed([](TrajectoryRow& r) { r.ref_logprobs.clear(); }), "ref_logprobs");
   EXPECT_EQ(changed([](TrajectoryRow& r) { r.advantages.back() = 2; }), "advantages");
   EXPECT_EQ(changed([](TrajectoryRow& r) { r.reward = *r.reward + std::abs(*r.reward) + 1; }), "reward");
+  EXPECT_EQ(changed([](TrajectoryRow& r) { r.temperature = 3; }), "temperature");
+  EXPECT_EQ(changed([](TrajectoryRow& r) { r.top_k = 3; }), "top_k");
+  EXPECT_EQ(changed([](TrajectoryRow& r) { r.top_p = 0.125; }), "top_p");
   EXPECT_EQ(changed([](TrajectoryRow& r) { r.chosen = !*r.chosen; }), "chosen");
   EXPECT_EQ(changed([](TrajectoryRow& r) { r.trajectory_id = "y"; }), "trajectory_id");
   EXPECT_EQ(changed([](TrajectoryRow& r) { r.group_id = "y"; }), "group_id");

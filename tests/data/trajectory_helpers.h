@@ -39,13 +39,13 @@ inline std::string random_text(Rng& rng) {
 /// Which columns a random set has: 0 in no row, 1 in about half of the rows, 2 in all.
 struct RandomShape {
   explicit RandomShape(Rng& rng) {
-    for (int64_t* column :
-         {&weights, &mask, &logprobs, &ref_logprobs, &advantages, &reward, &chosen, &ids, &routes, &topk})
+    for (int64_t* column : {&weights, &mask, &logprobs, &ref_logprobs, &advantages, &reward, &chosen, &ids,
+                            &routes, &topk, &choice})
       *column = rng.below(3);
     routes_per_token = rng.between(1, 4);
     ref_topk = rng.between(1, 3);
   }
-  int64_t weights, mask, logprobs, ref_logprobs, advantages, reward, chosen, ids, routes, topk;
+  int64_t weights, mask, logprobs, ref_logprobs, advantages, reward, chosen, ids, routes, topk, choice;
   int64_t routes_per_token, ref_topk;
 };
 
@@ -104,6 +104,9 @@ inline TrajectoryRow random_row(Rng& rng, const RandomShape& shape) {
   }
   if (has(shape.topk)) add_random_ref_topk(rng, shape.ref_topk, &row);
   if (has(shape.chosen)) row.chosen = rng.below(2) == 0;
+  if (has(shape.choice)) row.temperature = rng.below(4) == 0 ? 0 : 2 * rng.uniform();
+  if (has(shape.choice)) row.top_k = static_cast<double>(rng.between(-1, 50));
+  if (has(shape.choice)) row.top_p = 1 - rng.uniform();
   if (has(shape.ids)) row.trajectory_id = random_text(rng);
   if (has(shape.ids)) row.group_id = random_text(rng);
   if (has(shape.ids)) row.pair_id = random_text(rng);
@@ -164,7 +167,7 @@ inline std::string differences(const Trajectories& a, const Trajectories& b) {
   note(same_optional(a.logprobs, b.logprobs, rows), "logprobs");
   note(same_optional(a.ref_logprobs, b.ref_logprobs, rows), "ref_logprobs");
   note(same_optional(a.advantages, b.advantages, rows), "advantages");
-  note(same_optional(a.reward, b.reward, rows), "reward");
+  for (const RowReal& real : kRowReals) note(same_optional(a.*real.column, b.*real.column, rows), real.name);
   note(values_of(a.turn_reward_offsets) == values_of(b.turn_reward_offsets) &&
            values_of(a.turn_rewards) == values_of(b.turn_rewards),
        "turn_rewards");

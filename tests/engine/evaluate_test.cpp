@@ -21,10 +21,11 @@ double relative_difference(double a, double b) {
   return std::abs(a - b) / std::max(1.0, std::abs(b));
 }
 
-/// By the log-probabilities of all tokens, row by row.
-double plain_nll(const Decoder& decoder, const Trajectories& rows, const Step& step) {
+/// By the log-probabilities of all tokens, row by row, at the temperatures of the loss.
+double plain_nll(const Decoder& decoder, const Loss& loss, const Step& step) {
+  const Trajectories& rows = loss.trajectories();
   std::vector<double> logprobs(rows.num_tokens());
-  compute_logprobs(decoder, rows, make_step(rows, {.terms = TermChoice::kAll}), &logprobs);
+  compute_logprobs(decoder, loss, make_step(rows, {.terms = TermChoice::kAll}), &logprobs);
   double sum = 0, weights = 0;
   for (int64_t row = 0; row < rows.num_rows(); ++row) {
     for (int64_t i = rows.offsets[row] + 1; i < rows.offsets[row + 1]; ++i) {
@@ -67,7 +68,7 @@ TEST(Evaluate, GivesLossAndMetricsOfTraining) {
           << trained.metrics[m].name;
     }
     if (objective.shared_targets == SharedTargets::kSum) {
-      EXPECT_LT(relative_difference(found.metrics.back().value, plain_nll(decoder, rows, step)), 1e-12);
+      EXPECT_LT(relative_difference(found.metrics.back().value, plain_nll(decoder, loss, step)), 1e-12);
     }
     const StepResult again = finish(start_evaluation(decoder, step, loss));
     EXPECT_EQ(again.loss, found.loss);

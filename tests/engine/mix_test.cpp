@@ -188,10 +188,11 @@ TEST(Mix, HasTheMetricsOfItsSources) {
   }
 }
 
-/// By the log-probabilities of all tokens, row by row.
-double plain_nll(const Decoder& decoder, const Trajectories& rows) {
+/// By the log-probabilities of all tokens, row by row, at the temperatures of the loss.
+double plain_nll(const Decoder& decoder, const Loss& loss) {
+  const Trajectories& rows = loss.trajectories();
   std::vector<double> logprobs(rows.num_tokens());
-  compute_logprobs(decoder, rows, make_step(rows, {.terms = TermChoice::kAll}), &logprobs);
+  compute_logprobs(decoder, loss, make_step(rows, {.terms = TermChoice::kAll}), &logprobs);
   double sum = 0, weights = 0;
   for (int64_t row = 0; row < rows.num_rows(); ++row) {
     for (int64_t i = rows.offsets[row] + 1; i < rows.offsets[row + 1]; ++i) {
@@ -225,7 +226,7 @@ TEST(Mix, IsEvaluatedToWhatTrainingComputes) {
       return source.objective.shared_targets == SharedTargets::kOnce;
     });
     if (has_every_term) {
-      EXPECT_NEAR(found.metrics.back().value, plain_nll(decoder, drawn.all), 1e-11);
+      EXPECT_NEAR(found.metrics.back().value, plain_nll(decoder, loss), 1e-11);
     }
     decoder.zero_gradients();
   }

@@ -56,7 +56,7 @@ Outcome tree_outcome(const Decoder& decoder, const Step& step, const Loss& loss)
   outcome.loss = forward_backward(decoder, step, loss).loss;
   outcome.gradients = take_gradients(decoder);
   outcome.logprobs.resize(loss.trajectories().num_tokens());
-  compute_logprobs(decoder, loss.trajectories(), step, &outcome.logprobs);
+  compute_logprobs(decoder, loss, step, &outcome.logprobs);
   return outcome;
 }
 

@@ -32,6 +32,19 @@ void add_ref_topk(Rng& rng, int64_t topk, int vocab_size, Trajectories* rows) {
   rows->ref_topk = topk;
 }
 
+/// Temperatures of half of the rows, of which some are equal and some say nothing.
+void add_temperatures(Rng& rng, Trajectories* rows) {
+  constexpr double kTemperatures[] = {0.5, 0.7, 1, 1.6, 0};
+  std::vector<double> values;
+  std::vector<uint8_t> present;
+  for (int64_t row = 0; row < rows->num_rows(); ++row) {
+    present.push_back(rng.below(2) == 0);
+    values.push_back(present.back() != 0 ? kTemperatures[rng.below(std::size(kTemperatures))] : 0);
+  }
+  if (std::ranges::count(present, 1) == 0) return;
+  rows->temperature = {Column<double>(std::move(values)), Column<uint8_t>(std::move(present))};
+}
+
 }  // namespace
 
 Trajectories random_rows_for(ObjectiveOptions* objective, Rng& rng, Shape shape, int vocab_size) {
@@ -46,6 +59,7 @@ Trajectories random_rows_for(ObjectiveOptions* objective, Rng& rng, Shape shape,
     add_ref_topk(rng, rng.between(least, std::min(vocab_size, 6)), vocab_size, &rows);
   }
   if (!rows.logprobs.any()) objective->importance_weights = ImportanceWeights::kNone;  // of nothing
+  if (rng.below(2) == 0) add_temperatures(rng, &rows);
   return rows;
 }
 

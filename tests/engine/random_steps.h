@@ -11,7 +11,8 @@
 namespace espalier::testing {
 
 /// Rows of a shape for a random objective. Where they have no log-probabilities of a behaviour policy, the
-/// objective loses its importance weights. Distillation may get the reference's most likely tokens.
+/// objective loses its importance weights. Distillation may get the reference's most likely tokens. Half of
+/// the time rows have temperatures.
 Trajectories random_rows_for(ObjectiveOptions* objective, Rng& rng, Shape shape, int vocab_size);
 
 /// Of any strategy and way of checkpointing, with no token budget, the smallest one, or one between.

@@ -142,13 +142,28 @@ std::vector<Case> cases() {
        {5, 3},
        [=](const auto& x, const auto& p) {
          const auto [logprobs, entropy] =
-             accumulating::head_distribution(x, {p[0]}, rows, targets, /*softcap=*/0.7);
+             accumulating::head_distribution(x, {p[0]}, rows, targets, {.softcap = 0.7});
          return logprobs - 0.5 * entropy;
        },
        [=](const auto& x, const auto& p) {
          const auto [logprobs, entropy] =
              reference::edge_distribution(x, p[0], rows, targets, {.softcap = 0.7});
          return logprobs - 0.5 * entropy;
+       }},
+      {"head with temperatures",
+       {{7, 3}},
+       {5, 3},
+       [=](const auto& x, const auto& p) {
+         const at::Tensor temperature = at::linspace(0.5, 2, rows.size(0), at::kDouble);
+         const auto [logprobs, entropy] = accumulating::head_distribution(
+             x, {p[0]}, rows, targets, {.edge_temperature = temperature, .softcap = 0.7});
+         return logprobs - 0.5 * entropy;
+       },
+       [=](const auto& x, const auto& p) {
+         const at::Tensor temperature = at::linspace(0.5, 2, rows.size(0), at::kDouble).unsqueeze(1);
+         const at::Tensor logits = ((at::linear(x, p[0]) / 0.7).tanh() * 0.7).index_select(0, rows);
+         const at::Tensor all = (logits / temperature.to(x.scalar_type())).log_softmax(-1);
+         return all.gather(1, targets.unsqueeze(1)).squeeze(1) + 0.5 * (all.exp() * all).sum(-1);
        }},
       {"head with an adapter",
        {{2, 3}, {7, 2}},
@@ -167,7 +182,7 @@ std::vector<Case> cases() {
        [=](const auto& x, const auto& p) {
          const accumulating::Projection head{frozen.to(x.scalar_type()), {}, adapter(p, 0)};
          const auto [logprobs, entropy] =
-             accumulating::head_distribution(x, head, rows, targets, /*softcap=*/0.7);
+             accumulating::head_distribution(x, head, rows, targets, {.softcap = 0.7});
          return logprobs - 0.5 * entropy;
        },
        [=](const auto& x, const auto& p) {

@@ -184,6 +184,15 @@ TEST(PairsTest, MustBeWhole) {
   EXPECT_EQ(fault_of_rows({chosen, changed}, kSimpo), "");
   changed.chosen.reset();
   EXPECT_NE(fault_of_rows({changed}, kKto).find("expects `chosen`"), std::string::npos);
+  // A row without loss would not count in the mean of kto, nor in its reference point.
+  for (const std::optional<bool> kind : {std::optional(true), std::optional(false), std::optional<bool>()}) {
+    changed = rejected;
+    EXPECT_EQ(fault_of_rows({chosen, changed}, kKto), "");
+    changed.chosen = kind;
+    changed.loss_mask = {1, 0};
+    EXPECT_NE(fault_of_rows({chosen, changed}, kKto).find("(row 1): a preference expects tokens with loss"),
+              std::string::npos);
+  }
 }
 
 TEST(PairsTest, ChooseTheirNormalisers) {

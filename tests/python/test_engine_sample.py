@@ -140,7 +140,8 @@ def test_equal_calls_sample_the_same(folder):
     assert [plain(engine_of(folder).sample(PROMPTS, max_new_tokens=12, seed=k)) for k in range(3)] == calls
     assert plain(engine.sample(package.trajectories(PROMPTS), max_new_tokens=12, seed=1)) == calls[1]
     greedy = plain(engine.sample(PROMPTS, max_new_tokens=12, temperature=0))
-    assert plain(engine.sample(PROMPTS, max_new_tokens=12, top_k=1)) == greedy
+    assert [row.pop("temperature") for row in greedy] == [0] * len(greedy)
+    assert plain(engine.sample(PROMPTS, max_new_tokens=12, top_k=1)) == [row | {"top_k": 1} for row in greedy]
 
 
 def test_stop_ids_are_those_of_the_model(espalier, tmp_path):

@@ -203,8 +203,9 @@ def test_samples_of_prime_rl(imported):
         "routed_experts": [[0, 1], [2, 3], [4, 5], [6, 7]]
     }]
     assert "ignored: env_name" in error and "temperature" not in error.split("used")[0]
-    _, _, error = imported([SAMPLE | {"temperatures": [0.7] * 4}])
-    assert "1 samples of a temperature other than 1" in error
+    assert imported([SAMPLE | {"temperatures": [1.0, 0.7, 1.0, 0.7]}])[1] == [rows[0] | {"temperature": 0.7}]
+    code, _, error = imported([SAMPLE | {"temperatures": [0.7, 0.7, 0.7, 0.8]}])
+    assert code == 1 and "field `temperatures`: expected one temperature of all tokens with loss, received 0.7, 0.8" in error
     assert imported([SAMPLE | {"mm_token_type_ids": [0] * 4}])[1] == rows
     code, _, error = imported([SAMPLE | {"mm_token_type_ids": [0, 1, 1, 0]}])
     assert code == 1 and "field `mm_token_type_ids`: expected text alone" in error

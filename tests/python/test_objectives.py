@@ -3,19 +3,24 @@
 against TRL."""
 
 import json
+import math
 import random
 from types import SimpleNamespace
 from unittest.mock import MagicMock
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
+from transformers import LlamaConfig, LlamaForCausalLM
 
 import objective_formulas as formulas
 import transformers_reference as reference
 from conftest import seed_of
+from espalier import Engine
 from small_models import MODELS, write_rows
 
+OBJECTIVES = ["sft", "ppo", "grpo", "dr_grpo", "dapo", "gspo", "cispo", "reinforce", "opd", "dpo", "ipo", "kto", "simpo", "orpo"]
 STRATEGIES = ["partition", "tree-packing", "sequence-packing"]
 
 
@@ -170,6 +175,33 @@ def test_one_step_is_the_gradient_of_the_formula(espalier, model_folder, tmp_pat
         gradients = reference.gradients(model, loss)
     assert metrics[0]["loss"] == pytest.approx(loss.item(), rel=1e-11, abs=1e-13)
     expect_step(load_file(model_folder / "model.safetensors"), after, gradients)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float64"])
+def test_answers_of_which_the_model_is_certain(tmp_path, dtype):
+    """Every objective has a finite loss and gradient where log-probabilities round to 0, and where they are thousands below."""
+    torch.manual_seed(seed_of(9))
+    model = LlamaForCausalLM(LlamaConfig(vocab_size=60, hidden_size=32, intermediate_size=48, num_hidden_layers=2,
+                                         num_attention_heads=4, num_key_value_heads=2, initializer_range=0.2))  # fmt: skip
+    with torch.no_grad():
+        model.lm_head.weight.mul_(2000)
+        logits = model(input_ids=torch.tensor([[5, 6, 7, 8]])).logits[0, -1].double()
+    model.save_pretrained(tmp_path)
+    logprobs, ends = logits.log_softmax(-1), (int(logits.argmax()), int(logits.argmin()))
+    assert logprobs[ends[0]] > -1e-30 and logprobs[ends[1]] < -1000
+    engine = Engine(tmp_path, dtype=dtype)
+    for first, second in ((0, 1), (1, 0), (0, 0), (1, 1)):
+        rows = [{"input_ids": [5, 6, 7, 8, ends[end]], "loss_mask": [0, 0, 0, 0, 1], "pair_id": "p", "chosen": number == 0,
+                 "group_id": "g", "reward": float(number == 0)} for number, end in enumerate((first, second))]  # fmt: skip
+        # On policy, and of a reference that is as certain of the other answer.
+        scores = engine.logprobs(rows)
+        for number, row in enumerate(rows):
+            row["logprobs"] = np.minimum(scores[number].astype(float), 0)
+            row["ref_logprobs"] = [0.0] * 4 + [min(float(scores[1 - number][-1]), 0.0)]
+        for objective in OBJECTIVES:
+            metrics = engine.forward_backward(rows, objective)
+            assert all(math.isfinite(value) for value in metrics.values()), (objective, first, second, metrics)
+            engine.zero_gradients()
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])

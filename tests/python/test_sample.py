@@ -125,9 +125,12 @@ def test_temperature_and_truncation(sample, espalier, model, tmp_path):
     cold = sample("--top-k", 1, "--temperature", 0.5, "--max-new-tokens", 8, "--dtype", "float64")
     assert [row["input_ids"] for row in cold] == [row["input_ids"] for row in greedy]
     assert all(sum(a["logprobs"]) > sum(b["logprobs"]) for a, b in zip(map(numbers, cold), map(numbers, greedy)))
-    assert "logprobs are computed at temperature 0.5" in cold.done.stderr
-    for temperature, agrees in ((0.5, True), (0.51, False)):
-        espalier("logprobs", "--model", model, "--data", tmp_path / "out.jsonl", "--dtype", "float64", "--temperature", temperature,
+    assert {(row["temperature"], row["top_k"]) for row in cold} == {(0.5, 1)} and "top_p" not in cold[0]
+    # Of one token that is left, the log-probability is 0.
+    nats = -sum(sum(row["logprobs"][-8:]) for row in cold) / (8 * len(cold))
+    assert float(re.search(r"leave, which are (\S+) nats higher on average", cold.done.stderr)[1]) == pytest.approx(nats, rel=1e-2)
+    for flags, agrees in (([], True), (["--temperature", 0.5], True), (["--temperature", 0.51], False)):
+        espalier("logprobs", "--model", model, "--data", tmp_path / "out.jsonl", "--dtype", "float64", *flags,
                  "-o", tmp_path / "again.jsonl")  # fmt: skip
         again = [row["logprobs"][-8:] for row in reference.read_rows(tmp_path / "again.jsonl")]
         assert ([row["logprobs"][-8:] for row in cold] == [pytest.approx(row, abs=1e-12) for row in again]) == agrees
@@ -232,7 +235,8 @@ def test_prompts_are_scored(espalier, model, sample, tmp_path):
     """As `espalier logprobs` does, whatever the temperature; without the flag prompts have zeros."""
     flags = ("--dtype", "float64", "--seed", 3, "--temperature", 0.7, "--max-new-tokens", 3)
     scored = sample(*flags, "--prompt-logprobs", out="scored.jsonl")
-    espalier("logprobs", "--model", model, "--data", tmp_path / "scored.jsonl", "-o", tmp_path / "own.jsonl", "--dtype", "float64")
+    espalier("logprobs", "--model", model, "--data", tmp_path / "scored.jsonl", "-o", tmp_path / "own.jsonl", "--dtype", "float64",
+             "--temperature", 1)  # fmt: skip
     for prompt, row, own, plain in zip(PROMPTS, scored, reference.read_rows(tmp_path / "own.jsonl"), sample(*flags), strict=True):
         size = len(prompt)
         assert row["logprobs"][1:size] == pytest.approx(own["logprobs"][1:size], abs=1e-12) and min(row["logprobs"][1:size], default=-1) < 0

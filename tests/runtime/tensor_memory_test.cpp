@@ -77,8 +77,9 @@ Shares run(const Trajectories& trajectories, const DecoderConfig& config, const 
   const int64_t before = tensor_memory();
   Decoder decoder = tiny_decoder(config, 1, dtype);
   const int64_t weights = tensor_memory() - before;
-  PlanCosts costs{assumed_time_model(model_cost(config)),
-                  memory_model(config, dtype, *make_objective(objective), at::kCPU, trajectories.ref_topk)};
+  PlanCosts costs{
+      assumed_time_model(model_cost(config)),
+      memory_model(config, dtype, *make_objective(objective), at::kCPU, head_demand(trajectories))};
   if (lora) {
     const ModelSpec& spec = config;
     const at::ScalarType of_adapters = dtype == at::kDouble ? dtype : at::kFloat;

@@ -11,6 +11,7 @@
 #include "espalier/base/check.h"
 #include "espalier/engine/engine.h"
 #include "espalier/verify/causal_sequence.h"
+#include "tests/base/message_of.h"
 #include "tests/engine/tiny_models.h"
 #include "tests/error_ratio.h"
 #include "tests/test_seed.h"
@@ -244,6 +245,37 @@ TEST(Sampler, WholeRowsKeepTheirLossAndLogprobs) {
   EXPECT_EQ(first.logprobs, (std::vector<double>{0, -1.5, 0, -0.5}));
   EXPECT_EQ(second.loss_mask, (std::vector<uint8_t>{0, 0, 1, 1}));
   EXPECT_EQ(second.logprobs, (std::vector<double>{0, 0, -2, -3}));
+}
+
+TEST(Sampler, RowsSayHowTheirTokensWereChosen) {
+  TrajectoriesBuilder builder;
+  builder.append(
+      {.input_ids = {1, 2}, .loss_mask = {0, 1}, .logprobs = {0, -1}, .temperature = 0.5, .top_p = 0.75});
+  builder.append({.input_ids = {4, 5}});
+  const Trajectories given = builder.finish(), prompts = prompts_of(given, /*whole_rows=*/true);
+  const std::vector<Completion> completions = {{.row = 0, .tokens = {6}, .logprobs = {-0.5}},
+                                               {.row = 1, .tokens = {7}, .logprobs = {-2}}};
+  const auto rows = [&](const TokenChoiceOptions& choice) {
+    const Trajectories made = rows_of(completions, given, prompts, {.choice = choice});
+    return std::pair(copy_row(made, 0), copy_row(made, 1));
+  };
+  const auto [first, second] = rows({.temperature = 0.5, .top_k = 7});
+  EXPECT_EQ(first.temperature, 0.5);
+  EXPECT_EQ(first.top_k, 7);
+  EXPECT_EQ(first.top_p, 0.75);  // of the tokens that it has kept
+  EXPECT_EQ(second.temperature, 0.5);
+  EXPECT_EQ(second.top_p, std::nullopt);
+  EXPECT_EQ(rows({}).second.temperature, std::nullopt);
+  EXPECT_EQ(rows({.temperature = 0}).second.temperature, 0);
+  // Tokens of two temperatures.
+  check_temperatures(given, prompts, {.choice = {.temperature = 0.5}});
+  for (const double temperature : {0.0, 1.0, 0.51}) {
+    EXPECT_EQ(message_of<InputError>([&] {
+                check_temperatures(given, prompts, {.choice = {.temperature = temperature}});
+              }).find("trajectory 0: temperature: expected 0.5, that of the tokens with loss"),
+              0u);
+  }
+  check_temperatures(given, prompts_of(given), {});  // prompts alone
 }
 
 TEST(Sampler, OptionsThatAreNotAsSaidAreErrors) {

@@ -77,6 +77,13 @@ TEST(TokenChoice, UniformNumbersGiveThePlainDistribution) {
       drawn[choice.token] += 1;
       ASSERT_NEAR(choice.logprob, logprob_of(logits, choice.token, options.temperature), 1e-12);
     }
+    const auto likely = std::ranges::max_element(expected) - expected.begin();
+    // Among the tokens that are left the most likely one has the log-probability that is higher by it.
+    const TokenChoice first = chooser.choose<double>(logits, 0);
+    ASSERT_NEAR(
+        first.truncation,
+        std::log(expected[likely]) - logprob_of(logits, static_cast<int32_t>(likely), options.temperature),
+        1e-12);
     for (size_t token = 0; token < logits.size(); ++token) {
       ASSERT_NEAR(drawn[token], expected[token] * kGrid, 1.001) << "token " << token;
       ASSERT_TRUE(expected[token] > 0 || drawn[token] == 0) << "token " << token;
@@ -115,6 +122,7 @@ TEST(TokenChoice, GreedyTakesTheFirstOfTheMostLikely) {
   const TokenChoice choice = chooser.choose<float>(logits, 0.99);
   EXPECT_EQ(choice.token, 1);
   EXPECT_NEAR(choice.logprob, logprob_of({1, 4, 4, -2}, 1, 1), 1e-12);
+  EXPECT_NEAR(choice.truncation, -choice.logprob, 1e-12);
 }
 
 TEST(TokenChoice, TokensWithoutProbabilityAreNeverDrawn) {

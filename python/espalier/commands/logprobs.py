@@ -40,8 +40,8 @@ def logprobs_parser():
     parser.model()
     parser.flag("adapter", "Adapter of the model, a PEFT folder", "DIR", path="folder")
     parser.data()
-    parser.flag("temperature", "Divide logits by this, for rows that were sampled at a temperature other than 1", "X", real(1e-3),
-                default="1")  # fmt: skip
+    parser.flag("temperature", "Divide logits by this. Without it: by the `temperature` of each row, or 1 where it has none; but "
+                "those of --top-k by 1", "X", real(1e-3))  # fmt: skip
     parser.group(OUTPUT)
     parser.flag("out", "JSONL file to write: trajectory_id (or row number), logprobs (the first null), and what other flags add; "
                 "with --as-reference also packed .safetensors", "FILE", letter="-o", path="file", required=True)  # fmt: skip
@@ -120,7 +120,7 @@ def logprobs(arguments, group=None):
         _check_as_reference(rows)
     with work.progress("logprobs") as progress:
         *found, encoded = engine._distributions(
-            rows, k=top_k, temperature=arguments.temperature or 1.0, entropies=bool(arguments.entropies),
+            rows, k=top_k, temperature=arguments.temperature, entropies=bool(arguments.entropies),
             progress=lambda done, total: progress.update(done / total, ""))  # fmt: skip
     if not work.tells:
         return

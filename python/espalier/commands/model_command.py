@@ -92,9 +92,9 @@ class Work:
             return count
         import torch
 
-        total = torch.tensor(count)
+        total = torch.tensor(count, device="cpu")
         torch.distributed.all_reduce(total, group=self._group)
-        return int(total)
+        return total.item()
 
     def progress(self, label):
         return Progress(label) if self.tells else _Silence()

@@ -22,6 +22,8 @@ prepare` makes such rows from chats. With --whole-rows it is always the whole ro
 
 logprobs are those of the sampled tokens at --temperature over the whole vocabulary,
 regardless of --top-k and --top-p; at temperature 0 they are those at temperature 1.
+Rows have temperature, top_k and top_p where these are not 1, 0 and 1: training
+computes log-probabilities at the temperature of the row.
 The same command samples the same rows.
 """
 
@@ -87,7 +89,7 @@ def _new_tokens(rows, given_rows, arguments):
     return np.add.reduceat(rows.loss_weights > 0, rows.offsets[:-1], dtype=np.int64)
 
 
-def _mismatch(engine, rows, new_tokens, count, temperature, work):
+def _mismatch(engine, rows, new_tokens, count, work):
     """How the sampler's log-probabilities of the first rows differ from those of the forward pass of training."""
     import numpy as np
 
@@ -95,10 +97,10 @@ def _mismatch(engine, rows, new_tokens, count, temperature, work):
 
     offsets = rows.offsets[: count + 1]
     end = int(offsets[-1])
-    first = trajectories({"offsets": offsets, "input_ids": rows.input_ids[:end]})
+    columns = {} if rows.temperature is None else {"temperature": rows.temperature[:count]}
+    first = trajectories({"offsets": offsets, "input_ids": rows.input_ids[:end], **columns})
     with work.progress("checking") as progress:
-        computed = engine._distributions(first, temperature=temperature or 1.0,
-                                         progress=lambda done, total: progress.update(done / total, ""))[0]  # fmt: skip
+        computed = engine._distributions(first, progress=lambda done, total: progress.update(done / total, ""))[0]
     is_new = np.concatenate([np.arange(size) >= size - new for size, new in zip(np.diff(offsets), new_tokens, strict=False)])
     differences = np.abs(rows.logprobs[:end] - computed)[is_new]
     return {"rows": len(first), "tokens": len(differences), "largest": float(differences.max(initial=0)),
@@ -129,27 +131,28 @@ def sample(arguments, group=None):
     work.check_file(arguments.out)  # to fail now rather than after hours
     engine = work.engine(arguments.model, {**CHECKED, **given(arguments, ("dtype", "device", "threads"))})
     given_rows = work.rows(arguments)
-    temperature = options.get("temperature", 1.0)
-    if temperature not in (0, 1):
-        work.warn(f"logprobs are computed at temperature {temperature:g}, but `espalier train` computes them at temperature 1")
     stop_ids = [] if arguments.ignore_stop_ids else arguments.stop_id or engine._engine.stop_ids()
     if not stop_ids and not arguments.ignore_stop_ids:
         work.warn(f"{arguments.model}: has no end-of-text token: every completion has --max-new-tokens tokens")
     rows = _sampled(engine, given_rows, {**options, "stop_ids": stop_ids}, work)
     counts = dict(engine._engine.sampling_counts())  # of this rank
     new_tokens = _new_tokens(rows, given_rows, arguments)
+    sampled_tokens, truncation = int(new_tokens.sum()), work.sum(counts["truncation"])
+    if arguments.top_k or arguments.top_p not in (None, 1.0):
+        work.warn(f"logprobs are those of all tokens, not of those that --top-k and --top-p leave, which are "
+                  f"{truncation / max(1, sampled_tokens):.3g} nats higher on average")  # fmt: skip
     if work.tells:
         from ..rows.files import write
 
         write(arguments.out, rows)
     report = {"prompts": len(given_rows), "completions": len(rows),
               "stopped": sum(int(id) in stop_ids for id in rows.input_ids[rows.offsets[1:] - 1]),
-              "flat_prompt_tokens": rows.num_tokens - int(new_tokens.sum()),
-              "encoded_prompt_tokens": work.sum(counts["encoded_prompt_tokens"]), "sampled_tokens": int(new_tokens.sum()),
+              "flat_prompt_tokens": rows.num_tokens - sampled_tokens,
+              "encoded_prompt_tokens": work.sum(counts["encoded_prompt_tokens"]), "sampled_tokens": sampled_tokens,
               **{name: counts[name] for name in ("decode_steps", "prompt_seconds", "decode_seconds")}}  # fmt: skip
     checked = min(16 if arguments.check is None else arguments.check, len(rows))
     if checked > 0:
-        report["mismatch"] = _mismatch(engine, rows, new_tokens, checked, temperature, work)
+        report["mismatch"] = _mismatch(engine, rows, new_tokens, checked, work)
     if arguments.json:
         work.print(json.dumps(report, indent=2) + "\n")
     else:

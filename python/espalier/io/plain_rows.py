@@ -3,6 +3,7 @@
 src/espalier/data/fields.h). Padding is cut, and a packed row becomes a row for each of its documents."""
 
 from ..errors import BadRow
+from ..rows.sequences import ROW_NUMBERS
 from .documents import documents, unpadded
 from .fields import verdict
 from .parts import refuse_images
@@ -13,7 +14,7 @@ OTHER_NAMES = {
     "logprobs": ("logprobs", "old_log_probs", "rollout_log_probs"),
     "ref_logprobs": ("ref_logprobs", "ref_log_prob", "ref_log_probs"),
 }
-OWN_NAMES = ("loss_weights", "advantages", "advantage", "reward", "turn_rewards", "group_id", "trajectory_id", "pair_id",
+OWN_NAMES = ("loss_weights", "advantages", "advantage", *ROW_NUMBERS, "turn_rewards", "group_id", "trajectory_id", "pair_id",
              "chosen", "ref_topk_ids", "ref_topk_logprobs", "routed_experts")
 KNOWN_NAMES = frozenset(("input_ids", *OWN_NAMES, *(name for names in OTHER_NAMES.values() for name in names)))
 TOKEN_LISTS = ("input_ids", "loss_weights", "advantages", "ref_topk_ids", "ref_topk_logprobs", "routed_experts")

@@ -8,12 +8,20 @@ A log-probability that is missing or not finite becomes null if the token carrie
 import math
 
 from ..rows.json_lines import is_text, shown
+from ..rows.sequences import ROW_NUMBERS
 from ..errors import BadRow
 
 LOGPROB_SLACK = 1e-3  # like the reader: how far rounding may put a log-probability above 0
 LARGEST_ID = 2**31 - 1
-ORDER = ("trajectory_id", "group_id", "pair_id", "chosen", "reward", "turn_rewards", "advantage", "input_ids", "loss_mask",
+ORDER = ("trajectory_id", "group_id", "pair_id", "chosen", *ROW_NUMBERS, "turn_rewards", "advantage", "input_ids", "loss_mask",
          "loss_weights", "logprobs", "ref_logprobs", "advantages", "ref_topk_ids", "ref_topk_logprobs", "routed_experts")
+
+# How tokens were chosen: what the values have to be, as the reader says it.
+_CHOICES = {
+    "temperature": ("a number >= 0", lambda value: value >= 0),
+    "top_k": ("a whole number >= 0, or -1 (all)", lambda value: value >= -1 and value == int(value)),
+    "top_p": ("a number above 0 and at most 1", lambda value: 0 < value <= 1),
+}
 
 
 def checked(row):
@@ -30,9 +38,12 @@ def checked(row):
         row["advantages"] = _advantages(row["advantages"], carries_loss)
         if "advantage" in row:
             raise BadRow("advantages", "either advantages or advantage", "both")
-    for name in ("advantage", "reward"):
+    for name in ("advantage", *ROW_NUMBERS):
         if name in row:
             row[name] = number(name, row[name])
+    for name, (expected, is_good) in _CHOICES.items():
+        if name in row and not is_good(row[name]):
+            raise BadRow(name, expected, shown(row[name]))
     if "turn_rewards" in row:
         row["turn_rewards"] = _turn_rewards(row, carries_loss)
     if "ref_topk_ids" in row or "ref_topk_logprobs" in row:

@@ -33,12 +33,17 @@ def rows(record, options):
         name, values = record.first_of(*names)
         if name and not _all_null(values) and stream != CROSS_ENTROPY:
             row[field] = same_length(name, values, len(ids), "token_ids")
-    if any(temperature not in (1, 1.0) for temperature in record.get("temperatures", [])):
-        record.tally.notes[
-            "samples of a temperature other than 1, which rows do not record: their log-probabilities are those "
-            "of the tempered distribution"] += 1
+    row["temperature"] = _temperature(record.get("temperatures", []), mask)
     row["routed_experts"] = _routes(record)
     yield checked(row)
+
+
+def _temperature(temperatures, mask):
+    """That of the tokens with loss; None where it is 1."""
+    found = {number("temperatures", value) for value, carries in zip(temperatures, mask) if carries}
+    if len(found) > 1:
+        raise BadRow("temperatures", "one temperature of all tokens with loss", ", ".join(map(str, sorted(found))))
+    return found.pop() if found - {1.0} else None
 
 
 def _all_null(values):

@@ -19,6 +19,7 @@ from ..commands.console import clipped
 from ..errors import BadRow, InputError
 from ..rows.json_lines import object_without_duplicates, parse_line
 from ..rows.lines import lines_of
+from ..rows.sequences import ROW_NUMBERS
 from .arrow import CHUNK_BYTES, ROWS, chunks_of_parquet
 from .documents import TOKEN_LISTS
 from .plain_rows import KNOWN_NAMES
@@ -206,7 +207,7 @@ class _Column:
         self._is_flag, self._is_text = name == "chosen", name in TEXTS
         ids = columns.get("ref_topk_ids") if name in ("ref_topk_ids", "ref_topk_logprobs") else None
         self._has_entries = None if ids is None or ids.ndim != 2 else (ids >= 0).all(axis=1)  # of each token
-        self._per_row = name in ("reward", "chosen", "advantage")
+        self._per_row = name in (*ROW_NUMBERS, "chosen", "advantage")
         length = self._ends[-1] if self._ends else rows if self._per_row else tokens
         sizes = [len(self._values), rows if self._present is None else len(self._present),
                  rows + 1 if self._ends is None else len(self._ends)]

@@ -12,8 +12,10 @@ out and counted.
 from collections import Counter
 from typing import Any
 
+from ..rows.sequences import ROW_NUMBERS
+
 PER_TOKEN = ("loss", "logprobs", "ref_logprobs", "advantages")
-ROW_FIELDS = ("trajectory_id", "group_id", "pair_id", "chosen", "reward", "advantage")
+ROW_FIELDS = ("trajectory_id", "group_id", "pair_id", "chosen", *ROW_NUMBERS, "advantage")
 NODE_NAMES = {"logprobs": "logprobs", "ref_logprobs": "reference_logprobs", "advantages": "advantages"}
 MOST_UNGROUPED_ROWS = 1024  # maximum rows without a group in one tree
 

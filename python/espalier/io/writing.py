@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import BadRow, InputError
+from ..rows.sequences import ROW_NUMBERS
 from ..rows.writer import atomic_path, row_writer, text_stream
 from .rules import checked
 
@@ -57,7 +58,7 @@ ROW_TYPES = {
     "group_id": lambda arrow: arrow.string(),
     "pair_id": lambda arrow: arrow.string(),
     "chosen": lambda arrow: arrow.bool_(),
-    "reward": lambda arrow: arrow.float64(),
+    **dict.fromkeys(ROW_NUMBERS, lambda arrow: arrow.float64()),
     "turn_rewards": lambda arrow: arrow.list_(arrow.float64()),
     "advantage": lambda arrow: arrow.float64(),
     "input_ids": lambda arrow: arrow.list_(arrow.int32()),

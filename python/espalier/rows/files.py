@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from ..errors import InputError
 from ..native import core
-from .sequences import Row, listed
+from .sequences import ROW_NUMBERS, Row, listed
 
 Trajectories = core.Trajectories
 
@@ -21,7 +21,7 @@ _ARRAYS: dict[str, type[np.generic]] = {
     "ref_logprobs": np.float64, "advantages": np.float64, "turn_rewards": np.float64, "routed_experts": np.int32}  # fmt: skip
 # Fields with K entries per token, their types and placeholders.
 _TOPK: dict[str, tuple[type[np.generic], float]] = {"ref_topk_ids": (np.int32, -1), "ref_topk_logprobs": (np.float64, 0.0)}
-_NUMBERS = ("advantage", "reward")
+_NUMBERS = ("advantage", *ROW_NUMBERS)
 _TEXTS = ("trajectory_id", "group_id", "pair_id")
 
 
@@ -103,10 +103,11 @@ def trajectories(rows: Trajectories | Mapping[str, Any] | Iterable[Row]) -> Traj
         rows: Dicts with the fields of docs/data-format.md, or lists of token ids. Or one dict of columns, those of a packed
             file as NumPy arrays (or what NumPy takes for some): offsets int64 [R + 1], input_ids int32 [N], and of the others
             what all rows have: loss_mask uint8 or bool [N] or loss_weights; logprobs, ref_logprobs and advantages [N], float32
-            or float64; reward [R]; chosen [R]; trajectory_id, group_id and pair_id, lists of R texts; turn_rewards with
-            "turn_rewards.offsets" int64 [R + 1]; ref_topk_ids int32 and ref_topk_logprobs [N, K]; routed_experts int32 [N, W].
-            Columns alone may have target_ids int32 [N]: what the term of a token predicts in place of that token, while
-            tokens after it still read the token. Rows of equal tokens and unlike targets are encoded once.
+            or float64; reward, temperature, top_k and top_p [R]; chosen [R]; trajectory_id, group_id and pair_id, lists of R
+            texts; turn_rewards with "turn_rewards.offsets" int64 [R + 1]; ref_topk_ids int32 and ref_topk_logprobs [N, K];
+            routed_experts int32 [N, W]. Columns alone may have target_ids int32 [N]: what the term of a token predicts in
+            place of that token, while tokens after it still read the token. Rows of equal tokens and unlike targets are
+            encoded once.
 
     Returns:
         The rows in order.
@@ -140,8 +141,8 @@ def trajectories(rows: Trajectories | Mapping[str, Any] | Iterable[Row]) -> Traj
 
 def _columns(columns: Mapping[str, Any]) -> dict[str, Any]:
     """The columns converted to exactly the types of the core."""
-    types: dict[str, type[np.generic]] = {**_ARRAYS, "offsets": np.int64, "reward": np.float64, "chosen": np.uint8,
-             "turn_rewards.offsets": np.int64, "target_ids": np.int32,
+    types: dict[str, type[np.generic]] = {**_ARRAYS, "offsets": np.int64, "chosen": np.uint8,
+             **dict.fromkeys(ROW_NUMBERS, np.float64), "turn_rewards.offsets": np.int64, "target_ids": np.int32,
              **{name: dtype for name, (dtype, _) in _TOPK.items()}}  # fmt: skip
     found: dict[str, Any] = {}
     for name, value in columns.items():

@@ -2,10 +2,10 @@
 """Writing rows of tokens: JSONL (plain, .gz, .zst) or packed safetensors, by file name.
 
 The packed form has one tensor per column (docs/data-format.md): offsets I64 [R + 1], input_ids I32 [N], loss_mask
-U8 [N] or loss_weights F64 [N], and where rows have them logprobs, ref_logprobs, advantages F64 [N], reward F64 [R],
-chosen U8 [R] (each with `NAME.present` U8 [R] when some lack it), trajectory_id, group_id and pair_id as UTF-8 bytes
-U8 with `NAME.offsets` I64 [R + 1], turn_rewards F64 with the same, ref_topk_ids I32 and ref_topk_logprobs F64 [N, K], and
-routed_experts I32 [N, W].
+U8 [N] or loss_weights F64 [N], and where rows have them logprobs, ref_logprobs, advantages F64 [N], reward,
+temperature, top_k and top_p F64 [R], chosen U8 [R] (each with `NAME.present` U8 [R] when some lack it), trajectory_id,
+group_id and pair_id as UTF-8 bytes U8 with `NAME.offsets` I64 [R + 1], turn_rewards F64 with the same, ref_topk_ids I32 and
+ref_topk_logprobs F64 [N, K], and routed_experts I32 [N, W].
 """
 
 import contextlib
@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import InputError
+from .sequences import ROW_NUMBERS
 
 SCRATCH_SUFFIX = ".partial"
 # Scratch files are locked shortly after they are created, so a younger file may belong to a process that just started.
@@ -207,7 +208,7 @@ class _PackedWriter:
         self._input_ids, self._offsets = ragged("i")
         self._loss_mask = column("B")
         self._loss_weights = None  # replaces the mask from the first row on that has weights
-        self._optional = {name: _Optional("d", folder) for name in ("logprobs", "ref_logprobs", "advantages", "reward")}
+        self._optional = {name: _Optional("d", folder) for name in ("logprobs", "ref_logprobs", "advantages", *ROW_NUMBERS)}
         self._optional["chosen"] = _Optional("B", folder)
         self._ragged = {name: ragged("B") for name in ("trajectory_id", "group_id", "pair_id")}
         self._ragged["turn_rewards"] = ragged("d")
@@ -224,7 +225,7 @@ class _PackedWriter:
             self._optional[name].add(row.get(name), tokens)
         advantage = row.get("advantage")
         self._optional["advantages"].add(row.get("advantages") if advantage is None else [advantage] * tokens, tokens)
-        for name in ("reward", "chosen"):
+        for name in (*ROW_NUMBERS, "chosen"):
             self._optional[name].add(None if row.get(name) is None else [row[name]], 1)
         for name, (values, offsets) in self._ragged.items():
             value = row.get(name)

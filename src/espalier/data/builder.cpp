@@ -52,7 +52,6 @@ void TrajectoryRow::clear() {
   ref_logprobs.clear();
   advantages.clear();
   advantage.reset();
-  reward.reset();
   turn_rewards.clear();
   ref_topk_ids.clear();
   ref_topk_logprobs.clear();
@@ -61,6 +60,7 @@ void TrajectoryRow::clear() {
   group_id.clear();
   pair_id.clear();
   routed_experts.clear();
+  for (const auto real : kRealsOfRow) (this->*real).reset();
 }
 
 void check_row(const TrajectoryRow& row, int64_t vocab_size) {
@@ -81,7 +81,9 @@ void check_row(const TrajectoryRow& row, int64_t vocab_size) {
   check_optional_length("advantages", row.advantages, tokens);
   check_finite("advantages", std::span(row.advantages));
   check_scalar("advantage", row.advantage);
-  check_scalar("reward", row.reward);
+  for (size_t i = 0; i < kRowReals.size(); ++i) {
+    if (const auto& value = row.*kRealsOfRow[i]) check_row_real(kRowReals[i], *value);
+  }
   if (!row.turn_rewards.empty()) {
     if (row.reward) throw_field("turn_rewards", "either turn_rewards or reward", "both");
     if (!row.loss_weights.empty()) {
@@ -109,7 +111,10 @@ TrajectoryRow copy_row(const Trajectories& t, int64_t r) {
   if (t.logprobs.has(r)) row.logprobs = copy_reals(t.logprobs.values, begin, end);
   if (t.ref_logprobs.has(r)) row.ref_logprobs = copy_reals(t.ref_logprobs.values, begin, end);
   if (t.advantages.has(r)) row.advantages = copy_reals(t.advantages.values, begin, end);
-  if (t.reward.has(r)) row.reward = t.reward.values[r];
+  for (size_t i = 0; i < kRowReals.size(); ++i) {
+    const Optional<RealColumn>& column = t.*kRowReals[i].column;
+    if (column.has(r)) row.*kRealsOfRow[i] = column.values[r];
+  }
   if (t.chosen.has(r)) row.chosen = t.chosen.values[r] != 0;
   if (t.has_turn_rewards(r))
     row.turn_rewards = copy_reals(t.turn_rewards, t.turn_reward_offsets[r], t.turn_reward_offsets[r + 1]);
@@ -130,7 +135,10 @@ TrajectoryRow copy_row(const Trajectories& t, int64_t r) {
 }
 
 struct TrajectoriesBuilder::Columns {
-  explicit Columns(RowStore rows) : store(std::move(rows)) { offsets.fill_to(1, 0); }
+  explicit Columns(RowStore rows) : store(std::move(rows)) {
+    offsets.fill_to(1, 0);
+    for (size_t i = 0; i < kRowReals.size(); ++i) row_reals.emplace_back(&store);
+  }
 
   /// Appends rows of the same widths, but for their texts.
   void append(const Trajectories& part);
@@ -140,7 +148,8 @@ struct TrajectoriesBuilder::Columns {
   Growing<int64_t> offsets{&store};
   Growing<int32_t> input_ids{&store};
   GrowingReals loss_weights{&store};
-  GrowingOptional logprobs{&store}, ref_logprobs{&store}, advantages{&store}, reward{&store}, chosen{&store};
+  GrowingOptional logprobs{&store}, ref_logprobs{&store}, advantages{&store}, chosen{&store};
+  std::vector<GrowingOptional> row_reals;  // in the order of kRowReals
   Growing<int32_t> routed_experts{&store}, ref_topk_ids{&store};
   GrowingReals ref_topk_logprobs{&store}, turn_rewards{&store};
   std::vector<int64_t> turn_reward_offsets{0};
@@ -161,7 +170,8 @@ void TrajectoriesBuilder::Columns::append(const Trajectories& part) {
   logprobs.append(part.logprobs, rows, tokens_before, tokens);
   ref_logprobs.append(part.ref_logprobs, rows, tokens_before, tokens);
   advantages.append(part.advantages, rows, tokens_before, tokens);
-  reward.append(part.reward, rows, rows_before, rows_end);
+  for (size_t i = 0; i < kRowReals.size(); ++i)
+    row_reals[i].append(part.*kRowReals[i].column, rows, rows_before, rows_end);
   chosen.append(part.chosen, rows, rows_before, rows_end);
 
   const int64_t before = turn_reward_offsets.back();
@@ -235,7 +245,10 @@ void TrajectoriesBuilder::append_checked(const TrajectoryRow& row) {
   part.ref_logprobs.values = view(row.ref_logprobs);
   part.advantages.values =
       row.advantage ? std::vector<double>(row.input_ids.size(), *row.advantage) : view(row.advantages);
-  if (row.reward) part.reward.values = Column<double>({&*row.reward, 1}, nullptr);
+  for (size_t i = 0; i < kRowReals.size(); ++i) {
+    const std::optional<double>& value = row.*kRealsOfRow[i];
+    if (value) (part.*kRowReals[i].column).values = Column<double>({&*value, 1}, nullptr);
+  }
   if (row.chosen) part.chosen.values = {{&chosen, 1}, nullptr};
   part.turn_reward_offsets = {turns, nullptr};
   part.turn_rewards = view(row.turn_rewards);
@@ -288,7 +301,7 @@ Trajectories TrajectoriesBuilder::finish() {
   result.logprobs = all.logprobs.finish();
   result.ref_logprobs = all.ref_logprobs.finish();
   result.advantages = all.advantages.finish();
-  result.reward = all.reward.finish();
+  for (size_t i = 0; i < kRowReals.size(); ++i) result.*kRowReals[i].column = all.row_reals[i].finish();
   if (const Optional<RealColumn> chosen = all.chosen.finish(); chosen.any())
     result.chosen = {std::get<Column<uint8_t>>(chosen.values.values()), chosen.present};
   result.routed_experts = all.routed_experts.finish();

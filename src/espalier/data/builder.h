@@ -2,6 +2,7 @@
 // Building Trajectories row by row, or from sets of rows.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -44,8 +45,15 @@ struct TrajectoryRow {
 
   std::vector<int32_t> routed_experts;  // [n * routes_per_token]
 
+  // How the tokens with loss were sampled (Trajectories).
+  std::optional<double> temperature, top_k, top_p;
+
   void clear();  ///< empties the row, but keeps the memory of the arrays
 };
+
+/// In the order of kRowReals.
+inline constexpr std::array<std::optional<double> TrajectoryRow::*, kRowReals.size()> kRealsOfRow{
+    &TrajectoryRow::reward, &TrajectoryRow::temperature, &TrajectoryRow::top_k, &TrajectoryRow::top_p};
 
 /// Throws InputError "field `F`: expected E, received R" unless the row keeps the rules above and its ids are
 /// below vocab_size (0: any).

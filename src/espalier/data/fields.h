@@ -26,8 +26,11 @@ enum class Field {
   kPairId,
   kChosen,
   kRoutedExperts,
+  kTemperature,
+  kTopK,
+  kTopP,
 };
-inline constexpr size_t kNumFields = 16;
+inline constexpr size_t kNumFields = 19;
 
 /// A name of a field.
 struct FieldName {
@@ -62,6 +65,9 @@ inline constexpr auto kFieldNames = std::to_array<FieldName>({
     {"pair_id", Field::kPairId},
     {"chosen", Field::kChosen},
     {"routed_experts", Field::kRoutedExperts},
+    {"temperature", Field::kTemperature},
+    {"top_k", Field::kTopK},
+    {"top_p", Field::kTopP},
 });
 inline constexpr size_t kNumFieldNames = kFieldNames.size();
 inline constexpr std::string_view kLabels = "labels";

@@ -319,6 +319,15 @@ void RowParser::read(size_t name) {
     case Field::kReward:
       row_.reward = read_real(name);
       return;
+    case Field::kTemperature:
+      row_.temperature = read_real(name);
+      return;
+    case Field::kTopK:
+      row_.top_k = read_real(name);
+      return;
+    case Field::kTopP:
+      row_.top_p = read_real(name);
+      return;
     case Field::kTurnRewards:
       return read_reals(name, row_.turn_rewards);
     case Field::kRefTopkIds:

@@ -276,7 +276,7 @@ Trajectories ColumnReader::read() {
   result.logprobs = first_reals(Field::kLogprobs, &second_.logprobs_name, &second_.logprobs);
   result.ref_logprobs = first_reals(Field::kRefLogprobs, &second_.ref_logprobs_name, &second_.ref_logprobs);
   result.advantages = optional_reals("advantages", tokens_);
-  result.reward = optional_reals("reward", rows_);
+  for (const RowReal& real : kRowReals) result.*real.column = optional_reals(real.name, rows_);
   read_turn_rewards(result);
   read_ref_topk(result);
   if (const TensorView* chosen = file_.find("chosen")) {
@@ -417,7 +417,10 @@ int64_t check_packed_row(const Trajectories& t, const SecondNames& second, int64
                    [&name = column_name](auto values) { check_logprobs(name, values); });
   }
   check_optional("advantages", t.advantages, tokens, [](auto values) { check_finite("advantages", values); });
-  check_optional("reward", t.reward, {r, r, r + 1}, [](auto values) { check_finite("reward", values); });
+  for (const RowReal& real : kRowReals) {
+    check_optional(real.name, t.*real.column, {r, r, r + 1},
+                   [&real](auto values) { check_row_real(real, values[0]); });
+  }
   if (t.chosen.any()) {
     const uint8_t chosen = t.chosen.values[r];
     if (chosen > 1) throw_field("chosen", "0 or 1", std::to_string(chosen));
@@ -488,7 +491,7 @@ void check_columns(const Trajectories& columns) {
   check_size("logprobs", columns.logprobs.values.size(), tokens);
   check_size("ref_logprobs", columns.ref_logprobs.values.size(), tokens);
   check_size("advantages", columns.advantages.values.size(), tokens);
-  check_size("reward", columns.reward.values.size(), rows);
+  for (const RowReal& real : kRowReals) check_size(real.name, (columns.*real.column).values.size(), rows);
   check_size("chosen", columns.chosen.values.size(), rows);
   check_size("turn_rewards.offsets", columns.turn_reward_offsets.size(),
              columns.turn_rewards.empty() ? 0 : rows + 1);

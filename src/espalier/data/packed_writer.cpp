@@ -113,7 +113,7 @@ void write_packed(const std::filesystem::path& path, const Trajectories& traject
   tensors.add_optional_reals("logprobs", t.logprobs);
   tensors.add_optional_reals("ref_logprobs", t.ref_logprobs);
   tensors.add_optional_reals("advantages", t.advantages);
-  tensors.add_optional_reals("reward", t.reward);
+  for (const RowReal& real : kRowReals) tensors.add_optional_reals(real.name, t.*real.column);
   if (t.chosen.any()) {
     tensors.add("chosen", t.chosen.values.span());
     tensors.add_present("chosen", t.chosen.present);

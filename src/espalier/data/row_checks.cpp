@@ -89,6 +89,11 @@ void check_topk_ids(std::span<const int32_t> ids, size_t num_logprobs, int64_t t
   }
 }
 
+void check_row_real(const RowReal& real, double value) {
+  if (!std::isfinite(value) || !real.is_good(value))
+    throw_field(real.name, real.expected, fmt::format("{}", value));
+}
+
 void check_routes(std::span<const int32_t> routes) {
   check_values("routed_experts", routes, "expert ids >= 0", [](int32_t id) { return id >= 0; });
 }

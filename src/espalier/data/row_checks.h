@@ -75,6 +75,9 @@ void check_finite(std::string_view field, std::span<const T> values) {
   check_values(field, values, "finite numbers", [](T value) { return std::isfinite(value); });
 }
 
+/// Checks a value of a column of kRowReals.
+void check_row_real(const RowReal& real, double value);
+
 template <typename T>
 void check_loss_weights(std::span<const T> weights) {
   check_values("loss_weights", weights, "finite numbers >= 0",

@@ -141,7 +141,7 @@ Trajectories slice_rows(const Trajectories& t, int64_t begin, int64_t end) {
   result.logprobs = slice(t.logprobs, first, last, begin, end);
   result.ref_logprobs = slice(t.ref_logprobs, first, last, begin, end);
   result.advantages = slice(t.advantages, first, last, begin, end);
-  result.reward = slice(t.reward, begin, end, begin, end);
+  for (const RowReal& real : kRowReals) result.*real.column = slice(t.*real.column, begin, end, begin, end);
   result.chosen = slice(t.chosen, begin, end, begin, end);
   result.trajectory_id = slice(t.trajectory_id, begin, end);
   result.group_id = slice(t.group_id, begin, end);
@@ -181,7 +181,7 @@ std::map<std::string, std::string> content_hashes(const Trajectories& t) {
   add_optional("logprobs", t.logprobs);
   add_optional("ref_logprobs", t.ref_logprobs);
   add_optional("advantages", t.advantages);
-  add_optional("reward", t.reward);
+  for (const RowReal& real : kRowReals) add_optional(real.name, t.*real.column);
   add_optional("chosen", t.chosen);
   add_strings("group_id", t.group_id, &hashes);
   add_strings("pair_id", t.pair_id, &hashes);

@@ -2,6 +2,8 @@
 // A set of trajectories in columns (docs/data-format.md), owned or memory-mapped.
 #pragma once
 
+#include <array>
+#include <cmath>
 #include <cstdint>
 #include <functional>
 #include <map>
@@ -85,6 +87,9 @@ struct Trajectories {
   Optional<RealColumn> ref_logprobs;  // [N]
   Optional<RealColumn> advantages;    // [N] one per token; a scalar `advantage` is spread over its row
   Optional<RealColumn> reward;        // [R]
+  Optional<RealColumn> temperature;   // [R] >= 0; see logit_temperature
+  Optional<RealColumn> top_k;         // [R] whole, >= -1: the policy chose among so many; below 1: among all
+  Optional<RealColumn> top_p;         // [R] above 0, at most 1: among the fewest with this probability
   Optional<Column<uint8_t>> chosen;   // [R] 0/1
 
   // Strings are empty where a row lacks them. Numbers in the file become their decimal text.
@@ -124,12 +129,34 @@ struct Trajectories {
   std::span<const int32_t> row(int64_t r) const { return input_ids.span().subspan(offsets[r], row_size(r)); }
   /// The token that a term predicts, by its flat index.
   int32_t target(int64_t flat) const { return target_ids.empty() ? input_ids[flat] : target_ids[flat]; }
+  /// `logprobs` and `ref_logprobs` of row r are those of softmax(logits / this). A policy of temperature 0
+  /// takes the most likely token; log-probabilities are then those of 1, as in rows without a temperature.
+  double logit_temperature(int64_t r) const {
+    const double value = temperature.has(r) ? temperature.values[r] : 1;
+    return value > 0 ? value : 1;
+  }
   bool has_turn_rewards(int64_t r) const {
     return !turn_reward_offsets.empty() && turn_reward_offsets[r + 1] > turn_reward_offsets[r];
   }
   /// The trajectory_id of row r, or its 0-based number (within its file if there are several).
   std::string name(int64_t r) const;
 };
+
+/// A column of one number for each row.
+struct RowReal {
+  const char* name;
+  Optional<RealColumn> Trajectories::* column;
+  const char* expected;
+  bool (*is_good)(double value);  // of finite values
+};
+inline constexpr std::array<RowReal, 4> kRowReals{{
+    {"reward", &Trajectories::reward, "a finite number", [](double) { return true; }},
+    {"temperature", &Trajectories::temperature, "a number >= 0", [](double value) { return value >= 0; }},
+    {"top_k", &Trajectories::top_k, "a whole number >= 0, or -1 (all)",
+     [](double value) { return value >= -1 && value == std::floor(value); }},
+    {"top_p", &Trajectories::top_p, "a number above 0 and at most 1",
+     [](double value) { return value > 0 && value <= 1; }},
+}};
 
 /// First positions of the turns of row r: maximal ranges of tokens with loss. The first token of the row does
 /// not count, because nothing predicts it.
@@ -143,9 +170,9 @@ std::vector<uint64_t> route_keys(const Trajectories& trajectories);
 Trajectories slice_rows(const Trajectories& trajectories, int64_t begin, int64_t end);
 
 /// The hashes (base/hash.h) of the columns present, by their names in docs/data-format.md: input_ids (with
-/// the rows' lengths), loss_weights, logprobs, ref_logprobs, advantages, reward, chosen, group_id, pair_id,
-/// turn_rewards, ref_topk_ids, ref_topk_logprobs, routed_experts. JSON Lines and packed files of equal values
-/// have equal hashes. trajectory_id is left out, because only messages use it.
+/// the rows' lengths), loss_weights, logprobs, ref_logprobs, advantages, reward, temperature, top_k, top_p,
+/// chosen, group_id, pair_id, turn_rewards, ref_topk_ids, ref_topk_logprobs, routed_experts. JSON Lines and
+/// packed files of equal values have equal hashes. trajectory_id is left out, because only messages use it.
 std::map<std::string, std::string> content_hashes(const Trajectories& trajectories);
 
 }  // namespace espalier

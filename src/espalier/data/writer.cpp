@@ -37,9 +37,11 @@ class RowWriter {
       key("chosen");
       out += t_.chosen.values[r] != 0 ? "true" : "false";
     }
-    if (t_.reward.has(r)) {
-      key("reward");
-      add_real(t_.reward.values[r]);
+    for (const RowReal& real : kRowReals) {
+      const Optional<RealColumn>& column = t_.*real.column;
+      if (!column.has(r)) continue;
+      key(real.name);
+      add_real(column.values[r]);
     }
     if (t_.has_turn_rewards(r))
       add_reals("turn_rewards", t_.turn_rewards, t_.turn_reward_offsets[r], t_.turn_reward_offsets[r + 1]);

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <numeric>
+#include <tuple>
 #include <vector>
 
 #include "espalier/base/check.h"
@@ -32,9 +33,10 @@ at::Tensor own_rows(const Batch& batch, const at::Tensor& values) {
 
 // The terms of a micro-batch on the host, before they become tensors.
 struct HostTerms {
-  std::vector<int64_t> row;     // source token of the term's edge
-  std::vector<int64_t> target;  // predicted token id
-  std::vector<int64_t> token;   // predicted token of the batch; -1: in a child
+  std::vector<int64_t> row;         // source token of the term's edge
+  std::vector<int64_t> target;      // predicted token id
+  std::vector<int64_t> token;       // predicted token of the batch; -1: in a child
+  std::vector<double> temperature;  // Loss::logit_temperature
   std::vector<double> coefficient;
   std::vector<std::vector<double>> columns;  // in the order of Objective::columns()
   // K per term, in the order of the terms: the edges to the reference's most likely tokens.
@@ -73,6 +75,7 @@ HostTerms gather_terms(const Step& step, const MicroBatch& micro_batch, const La
     host.any = true;
     const int64_t row = step.rows[placement.trajectory];
     const int64_t part = loss.part_of(row);
+    const double temperature = loss.logit_temperature(row);
     const std::vector<int64_t> path = path_tokens(layout, placement.run);
     const int64_t first = layout.position_ids[path.front()], size = static_cast<int64_t>(path.size());
     for (int64_t index = range.begin; index < range.end; ++index) {
@@ -85,6 +88,7 @@ HostTerms gather_terms(const Step& step, const MicroBatch& micro_batch, const La
       const bool is_on_path = source + 1 < size && target == trajectories.input_ids[flat];
       host.target.push_back(target);
       host.token.push_back(is_on_path ? place(path[source + 1]) : -1);
+      host.temperature.push_back(temperature);
       host.coefficient.push_back(term.coefficient);
       for (size_t i = 0; i < read.size(); ++i) {
         host.columns[i].push_back(term_column(step, loss, read[i], placement.trajectory, index));
@@ -101,18 +105,22 @@ HostTerms gather_terms(const Step& step, const MicroBatch& micro_batch, const La
 // Queries to the LM head: log-probabilities of targets at rows.
 struct HeadQueries {
   std::vector<int64_t> row, target, token;  // of HostTerms
+  std::vector<double> temperature;
 
   // The edges of terms, then those to the reference's most likely tokens.
   // Without terms the first row to the first token, if other ranks have terms.
-  explicit HeadQueries(const HostTerms& terms) : row(terms.row), target(terms.target), token(terms.token) {
+  explicit HeadQueries(const HostTerms& terms)
+      : row(terms.row), target(terms.target), token(terms.token), temperature(terms.temperature) {
     if (row.empty() && terms.any) row = target = {0};
     row.insert(row.end(), terms.topk_row.begin(), terms.topk_row.end());
     target.insert(target.end(), terms.topk_target.begin(), terms.topk_target.end());
     token.resize(row.size(), -1);
+    temperature.resize(row.size(), 1);
   }
 };
 
-// The order of queries by row, then by target. Rows are tokens of the batch; most have few queries.
+// The order of queries by row, then by target and temperature. Rows are tokens of the batch; most have few
+// queries.
 std::vector<int64_t> queries_in_order(const HeadQueries& queries, int64_t num_tokens) {
   std::vector<int64_t> order(queries.row.size());
   // Counting sort by row: end[row] is the index of the row's next query, finally the end of its queries.
@@ -123,25 +131,30 @@ std::vector<int64_t> queries_in_order(const HeadQueries& queries, int64_t num_to
   int64_t begin = 0;
   for (const int64_t row_end : end) {
     std::sort(order.begin() + begin, order.begin() + row_end, [&](int64_t a, int64_t b) {
-      return std::pair(queries.target[a], a) < std::pair(queries.target[b], b);
+      return std::tuple(queries.target[a], queries.temperature[a], a) <
+             std::tuple(queries.target[b], queries.temperature[b], b);
     });
     begin = row_end;
   }
   return order;
 }
 
-// Merges queries with equal row and token id into edges.
+// Merges queries with equal row, token id and temperature into edges.
 void set_edges(const HostTerms& terms, int64_t num_tokens, Batch* batch) {
   const HeadQueries queries(terms);
   const std::vector<int64_t> order = queries_in_order(queries, num_tokens);
-  const auto key = [&](int64_t q) { return std::pair(queries.row[q], queries.target[q]); };
+  const auto key = [&](int64_t q) {
+    return std::tuple(queries.row[q], queries.target[q], queries.temperature[q]);
+  };
   std::vector<int64_t> logit_rows, edge_row, edge_target, query_edge(order.size());
+  std::vector<double> edge_temperature;
   for (size_t k = 0; k < order.size(); ++k) {
     const int64_t q = order[k];
     if (k == 0 || key(order[k - 1]) != key(q)) {
       if (logit_rows.empty() || logit_rows.back() != queries.row[q]) logit_rows.push_back(queries.row[q]);
       edge_row.push_back(static_cast<int64_t>(logit_rows.size()) - 1);
       edge_target.push_back(queries.target[q]);
+      edge_temperature.push_back(queries.temperature[q]);
       batch->edge_token.push_back(queries.token[q]);
     }
     query_edge[q] = static_cast<int64_t>(edge_row.size()) - 1;
@@ -149,6 +162,8 @@ void set_edges(const HostTerms& terms, int64_t num_tokens, Batch* batch) {
   batch->logit_rows = to_tensor(logit_rows, at::kLong);
   batch->edge_row = to_tensor(edge_row, at::kLong);
   batch->edge_target = to_tensor(edge_target, at::kLong);
+  if (std::ranges::any_of(edge_temperature, [](double value) { return value != 1; }))
+    batch->edge_temperature = to_tensor(edge_temperature, at::kDouble);
   const at::Tensor edges = to_tensor(query_edge, at::kLong);
   batch->term_edge = edges.slice(0, 0, terms.num_terms());
   if (!terms.topk_row.empty()) {
@@ -267,8 +282,8 @@ Batch to_device(Batch batch, at::Device device) {
                                       &batch.term_edge,  &batch.terms.coefficient};
   for (at::Tensor& column : batch.terms.columns) members.push_back(&column);
   for (at::Tensor& part : batch.part_terms) members.push_back(&part);
-  for (at::Tensor* member :
-       {&batch.routes, &batch.multiplicity, &batch.topk_edge, &batch.terms.topk_ref_logprobs}) {
+  for (at::Tensor* member : {&batch.routes, &batch.multiplicity, &batch.topk_edge, &batch.edge_temperature,
+                             &batch.terms.topk_ref_logprobs}) {
     if (member->defined()) members.push_back(member);
   }
   std::vector<at::Tensor> host;

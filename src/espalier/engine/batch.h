@@ -25,15 +25,16 @@ class BatchPart;  // part.h
 /// micro-batch of its source: the last token before a cut predicts the first one after it. Tensors are on the
 /// host until to_device.
 struct Batch {
-  at::Tensor input_ids;     // [T] int64
-  at::Tensor position_ids;  // [T] int64
-  at::Tensor subtree_end;   // [T] int32
-  at::Tensor logit_rows;    // [R] int64, ascending: tokens that predict at least one edge
-  at::Tensor edge_row;      // [E] int64, ascending, into logit_rows
-  at::Tensor edge_target;   // [E] int64
-  at::Tensor term_edge;     // [M] int64: the edge that a term reads
-  at::Tensor topk_edge;     // [M, K] int64: edges to the reference's most likely tokens at the term's
-                            // position; undefined unless the loss reads_topk(), or without terms
+  at::Tensor input_ids;         // [T] int64
+  at::Tensor position_ids;      // [T] int64
+  at::Tensor subtree_end;       // [T] int32
+  at::Tensor logit_rows;        // [R] int64, ascending: tokens that predict at least one edge
+  at::Tensor edge_row;          // [E] int64, ascending, into logit_rows
+  at::Tensor edge_target;       // [E] int64
+  at::Tensor edge_temperature;  // [E] float64, see Edges; undefined if all are 1
+  at::Tensor term_edge;         // [M] int64: the edge that a term reads
+  at::Tensor topk_edge;         // [M, K] int64: edges to the reference's most likely tokens at the term's
+                                // position; undefined unless the loss reads_topk(), or without terms
   std::vector<at::Tensor> part_terms;  // by part of a mix: its terms [M'] int64; empty without a mix
   TermTensors terms;
   std::vector<int64_t> term_index;  // [M] index in Step::terms.values

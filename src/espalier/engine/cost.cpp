@@ -10,8 +10,12 @@
 
 namespace espalier {
 
+HeadDemand head_demand(const Trajectories& trajectories) {
+  return {trajectories.ref_topk, Loss::at_row_temperatures(trajectories).divides_logits()};
+}
+
 MemoryModel memory_model(const DecoderConfig& config, at::ScalarType dtype, const Objective& objective,
-                         at::Device device, int64_t ref_topk) {
+                         at::Device device, const HeadDemand& demand) {
   MemoryModel model;
   model.cost = model_cost(config);
   for (const ParameterShape& parameter : parameter_shapes(config)) {
@@ -24,7 +28,7 @@ MemoryModel memory_model(const DecoderConfig& config, at::ScalarType dtype, cons
   const bool packs = device.is_cpu() && detail::cpu_uses_panels(product_dtype);
   model.packed_bytes = packs ? model.operand_bytes : 0;
   model.sum_bytes = std::max<int64_t>(model.element_bytes, 4);
-  const TermBytes term = term_bytes(objective, ref_topk);
+  const TermBytes term = term_bytes(objective, demand.ref_topk);
   model.term_batch_bytes = term.batch;
   model.term_graph_bytes = term.graph;
   model.term_running_bytes = term.running;
@@ -33,7 +37,9 @@ MemoryModel memory_model(const DecoderConfig& config, at::ScalarType dtype, cons
   // bfloat16 kernels on CUDA overwrite logits with their gradients.
   model.logit_blocks = device.is_cuda() && dtype == at::kBFloat16 ? 1 : 2;
   // With edge_distribution.h instead of edge_logprobs.h.
-  const bool is_differentiated = objective.options().entropy_coef != 0 || config.final_logit_softcapping > 0;
+  const bool is_differentiated = objective.options().entropy_coef != 0 ||
+                                 config.final_logit_softcapping > 0 ||
+                                 (demand.divides_logits && objective.is_at_row_temperature());
   if (is_differentiated) model.head_gradient_bytes = model.sum_bytes;
   if (is_differentiated || objective.options().log_entropy) {
     model.logit_blocks = 4;
@@ -44,10 +50,11 @@ MemoryModel memory_model(const DecoderConfig& config, at::ScalarType dtype, cons
 
 MemoryModel memory_model(const DecoderConfig& config, at::ScalarType dtype, const Loss& loss,
                          at::Device device) {
+  const HeadDemand demand = head_demand(loss.trajectories());
   std::vector<MemoryModel> models;
   for (int64_t part = 0; part < loss.num_parts(); ++part) {
     const Objective& objective = loss.part(part).objective();
-    models.push_back(memory_model(config, dtype, objective, device, loss.trajectories().ref_topk));
+    models.push_back(memory_model(config, dtype, objective, device, demand));
   }
   return largest(models);
 }

@@ -17,10 +17,16 @@
 
 namespace espalier {
 
-/// Memory model of a step with the config's decoder on a device, without optimiser state. `ref_topk`: tokens
-/// of the reference model per term (Trajectories::ref_topk).
+/// What rows demand of the LM head beside the targets of terms.
+struct HeadDemand {
+  int64_t ref_topk = 0;         // Trajectories::ref_topk
+  bool divides_logits = false;  // whether some Trajectories::logit_temperature is not 1
+};
+HeadDemand head_demand(const Trajectories& trajectories);
+
+/// Memory model of a step with the config's decoder on a device, without optimiser state.
 MemoryModel memory_model(const DecoderConfig& config, at::ScalarType dtype, const Objective& objective,
-                         at::Device device = at::kCPU, int64_t ref_topk = 0);
+                         at::Device device = at::kCPU, const HeadDemand& demand = {});
 
 /// The same for a loss and its trajectories; for a mix, the maximum over its sources.
 MemoryModel memory_model(const DecoderConfig& config, at::ScalarType dtype, const Loss& loss,

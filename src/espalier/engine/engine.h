@@ -118,9 +118,14 @@ StepResult finish(PendingStep pending, const Group& group = alone());
 StepResult forward_backward(const Model& model, const Step& step, const Loss& loss,
                             const MicroBatchProgress& progress = {});
 
-/// Writes the log-probability of every term of the step given all tokens before it, by flat index
+/// Writes the log-probability of every term of the step given all tokens before it, with logits divided as
+/// those of the loss (Loss::logit_temperature), by flat index
 /// offsets[row] + position; other entries are not changed. Several ranks, whose entries are 0 before, divide
 /// the micro-batches of the step, the same on all; all get all values, the bits of one process.
+void compute_logprobs(const Model& model, const Loss& loss, const Step& step, std::vector<double>* logprobs,
+                      const MicroBatchProgress& progress = {}, const Group& group = alone());
+
+/// The same of logits that are not divided.
 void compute_logprobs(const Model& model, const Trajectories& trajectories, const Step& step,
                       std::vector<double>* logprobs, const MicroBatchProgress& progress = {},
                       const Group& group = alone());

@@ -225,7 +225,7 @@ at::Tensor rows_of_last_layer(const Batch& batch, const ForwardOptions& options)
 // row share their distribution.
 at::Tensor entropy_by_row(const Model& model, const at::Tensor& hidden, const Batch& batch) {
   const at::Tensor rows = at::arange(batch.num_logit_rows(), batch.edge_row.options());
-  return model.distribution(hidden, {rows, at::zeros_like(rows)}).entropy.index_select(0, batch.edge_row);
+  return model.distribution(hidden, {rows, at::zeros_like(rows), {}}).entropy.index_select(0, batch.edge_row);
 }
 
 void run_head(const Model& model, const at::Tensor& hidden, const Batch& batch, Entropies entropies,
@@ -233,16 +233,19 @@ void run_head(const Model& model, const at::Tensor& hidden, const Batch& batch, 
   RECORD_USER_SCOPE("head");
   std::optional<accumulating::RowAdapterScope> scope;
   if (batch.adapters) scope.emplace(*batch.adapters);
-  const Edges edges{batch.edge_row, batch.edge_target};
-  if (entropies == Entropies::kDifferentiable && !batch.topk_edge.defined()) {
+  const Edges edges{batch.edge_row, batch.edge_target, batch.edge_temperature};
+  const bool is_differentiable = entropies == Entropies::kDifferentiable;
+  // Edges of a row at different temperatures do not share their distribution.
+  if (edges.temperature.defined() || (is_differentiable && !batch.topk_edge.defined())) {
     const EdgeDistribution distribution = model.distribution(hidden, edges);
     result->logprobs = distribution.logprobs;
-    result->entropy = distribution.entropy;
+    if (entropies != Entropies::kNone)
+      result->entropy = is_differentiable ? distribution.entropy : distribution.entropy.detach();
     return;
   }
   result->logprobs = model.logprobs(hidden, edges);
   if (entropies == Entropies::kNone) return;
-  const at::AutoGradMode mode(at::GradMode::is_enabled() && entropies == Entropies::kDifferentiable);
+  const at::AutoGradMode mode(at::GradMode::is_enabled() && is_differentiable);
   result->entropy = entropy_by_row(model, hidden, batch);
 }
 

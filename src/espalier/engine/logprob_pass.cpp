@@ -56,13 +56,18 @@ void check_finite(const Trajectories& trajectories, const std::vector<double>& v
 
 void compute_logprobs(const Model& model, const Trajectories& trajectories, const Step& step,
                       std::vector<double>* logprobs, const MicroBatchProgress& progress, const Group& group) {
-  const Loss loss(trajectories, ObjectiveOptions{});  // sft reads nothing but the tokens
+  compute_logprobs(model, Loss(trajectories, ObjectiveOptions{}), step, logprobs, progress, group);
+}
+
+void compute_logprobs(const Model& model, const Loss& loss, const Step& step, std::vector<double>* logprobs,
+                      const MicroBatchProgress& progress, const Group& group) {
+  const Loss tokens = loss.of_tokens();
   std::vector<TermValues> computed;
   const auto visit = [&](int64_t, const Batch& batch, const ForwardResult& forwarded) {
     computed.push_back({batch.term_token, download(values_of_terms(batch, forwarded.logprobs))});
   };
   group.together([&] {
-    for_each_logprobs(model, step, loss, Entropies::kNone, progress, visit, group);
+    for_each_logprobs(model, step, tokens, Entropies::kNone, progress, visit, group);
     synchronize(model.device());
     return true;
   });

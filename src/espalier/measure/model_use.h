@@ -11,6 +11,7 @@
 
 #include "espalier/config/config.h"
 #include "espalier/config/lora.h"
+#include "espalier/engine/cost.h"
 #include "espalier/objective/mix.h"
 #include "espalier/plan/cost_model.h"
 
@@ -25,7 +26,7 @@ struct ModelUse {
   ObjectiveOptions objective{};
   std::vector<MixSource> mix{};       // if not empty, used in place of the objective
   std::optional<LoraOptions> lora{};  // adapters trained in place of the weights
-  int64_t ref_topk = 0;               // Trajectories::ref_topk
+  HeadDemand demand{};                // of the rows
   int64_t context_parallel = 1;       // MemoryModel::context_parallel
 
   /// The cost of the model including adapters.

@@ -26,7 +26,7 @@ MemoryModel memory_of(const ModelUse& use) {
   if (objectives.empty()) objectives.push_back(make_objective(use.objective));
   std::vector<MemoryModel> models;
   for (const auto& objective : objectives) {
-    models.push_back(memory_model(use.config, use.dtype, *objective, use.device, use.ref_topk));
+    models.push_back(memory_model(use.config, use.dtype, *objective, use.device, use.demand));
   }
   MemoryModel memory = largest(models);
   memory.optimizer_bytes_per_parameter = use.optimizer_bytes;

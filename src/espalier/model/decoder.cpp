@@ -323,13 +323,15 @@ at::Tensor Decoder::capped(const at::Tensor& logits) const {
 }
 
 at::Tensor Decoder::logprobs(const at::Tensor& hidden, const Edges& edges) const {
-  if (config_.final_logit_softcapping > 0) return distribution(hidden, edges).logprobs;
+  if (config_.final_logit_softcapping > 0 || edges.temperature.defined())
+    return distribution(hidden, edges).logprobs;
   return accumulating::head_logprobs(final_norm(hidden), lm_head_, edges.row, edges.target);
 }
 
 EdgeDistribution Decoder::distribution(const at::Tensor& hidden, const Edges& edges) const {
-  return accumulating::head_distribution(final_norm(hidden), lm_head_, edges.row, edges.target,
-                                         config_.final_logit_softcapping);
+  return accumulating::head_distribution(
+      final_norm(hidden), lm_head_, edges.row, edges.target,
+      {.edge_temperature = edges.temperature, .softcap = config_.final_logit_softcapping});
 }
 
 at::Tensor Decoder::forward(const at::Tensor& input_ids, const at::Tensor& position_ids,

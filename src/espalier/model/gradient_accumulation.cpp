@@ -430,15 +430,17 @@ class HeadDistribution : public Function<HeadDistribution> {
  public:
   static variable_list forward(AutogradContext* ctx, const at::Tensor& hidden, const at::Tensor& weight,
                                const OptionalTensor& lora_b, const at::Tensor& edge_row,
-                               const at::Tensor& edge_target, double softcap) {
+                               const at::Tensor& edge_target, const OptionalTensor& temperature,
+                               double softcap) {
     const at::ScalarType dtype = sum_dtype(weight);
     ctx->saved_data["softcap"] = softcap;
     ctx->set_materialize_grads(false);  // without entropies, no gradients of theirs are computed
     const auto [logprobs, entropy, lse, mean] =
         detail::call<"edge_distribution", detail::DistributionResults>(detail::DistributionArguments{
             {hidden.to(dtype), joined(weight.to(dtype), lora_b), edge_row, edge_target},
-            {.softcap = softcap}});
-    ctx->save_for_backward({hidden, weight, lora_b.value_or(at::Tensor()), edge_row, edge_target, lse, mean});
+            {.edge_temperature = temperature.value_or(at::Tensor()), .softcap = softcap}});
+    ctx->save_for_backward({hidden, weight, lora_b.value_or(at::Tensor()), edge_row, edge_target, lse, mean,
+                            temperature.value_or(at::Tensor())});
     return {logprobs, entropy};
   }
 
@@ -457,12 +459,12 @@ class HeadDistribution : public Function<HeadDistribution> {
                 saved[5],
                 saved[6],
                 {{hidden.to(dtype), joined(weight.to(dtype), lora_b), saved[3], saved[4]},
-                 {.softcap = ctx->saved_data["softcap"].toDouble()}},
+                 {.edge_temperature = saved[7], .softcap = ctx->saved_data["softcap"].toDouble()}},
                 {true, trained.requires_grad(), false}});
     at::Tensor grad_b;
     if (lora_b && lora_b->requires_grad()) grad_b = grad_weight.slice(1, weight.size(1));
     if (!lora_b && weight.requires_grad()) add_gradient(weight, grad_weight);
-    return {grad_hidden.to(hidden.scalar_type()), {}, grad_b, {}, {}, {}};
+    return {grad_hidden.to(hidden.scalar_type()), {}, grad_b, {}, {}, {}, {}};
   }
 };
 
@@ -535,10 +537,13 @@ at::Tensor head_logprobs(const at::Tensor& hidden, const Projection& head, const
 
 EdgeDistribution head_distribution(const at::Tensor& hidden, const Projection& head,
                                    const at::Tensor& edge_row, const at::Tensor& edge_target,
-                                   double softcap) {
+                                   const LogitTransform& transform) {
   const std::vector<AdaptedRows> adapters = adapters_of(head, hidden.size(0));
-  const variable_list results = HeadDistribution::apply(joined(hidden, adapters), head.weight,
-                                                        joined_b(adapters), edge_row, edge_target, softcap);
+  OptionalTensor temperature = if_defined(transform.edge_temperature);
+  if (temperature) temperature = temperature->to(sum_dtype(head.weight));
+  const variable_list results =
+      HeadDistribution::apply(joined(hidden, adapters), head.weight, joined_b(adapters), edge_row,
+                              edge_target, temperature, transform.softcap);
   return {results[0], results[1]};
 }
 

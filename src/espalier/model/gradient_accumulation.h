@@ -112,9 +112,10 @@ at::Tensor head_logprobs(const at::Tensor& hidden, const Projection& head, const
                          const at::Tensor& edge_target);
 
 /// The same with entropies: edge_distribution (ops/edge_logprobs/edge_distribution.h), in the dtype of sums.
-/// `softcap`: of the logits; 0: none.
+/// `transform`: edge_temperature of any dtype, and softcap.
 EdgeDistribution head_distribution(const at::Tensor& hidden, const Projection& head,
-                                   const at::Tensor& edge_row, const at::Tensor& edge_target, double softcap);
+                                   const at::Tensor& edge_row, const at::Tensor& edge_target,
+                                   const LogitTransform& transform);
 
 /// Two matrices whose product hidden weight^T has the logits of the LM head, adapter included, for operators
 /// that take them. Runs without autograd.

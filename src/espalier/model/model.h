@@ -33,8 +33,9 @@ struct LayerOutput {
 
 /// E edges whose sources are among R tokens.
 struct Edges {
-  at::Tensor row;     // [E] int64, ascending, into the R tokens
-  at::Tensor target;  // [E] int64, token ids
+  at::Tensor row;               // [E] int64, ascending, into the R tokens
+  at::Tensor target;            // [E] int64, token ids
+  at::Tensor temperature = {};  // [E] above 0: what divides the logits of an edge; undefined: 1 for all
 };
 
 /// A causal language model, split into parts so that layers can be checkpointed one by one and their context

@@ -22,6 +22,8 @@ class Custom : public Objective {
                        const TermUnits& units) const override;
   at::Tensor reference(std::span<const ReferenceTrajectory> group) const override;
   TermBytes term_bytes() const override;
+  /// The function may compare them with any recorded ones.
+  bool is_at_row_temperature() const override { return true; }
 
  private:
   CustomFunction function_;

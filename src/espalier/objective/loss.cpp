@@ -18,11 +18,23 @@
 namespace espalier {
 namespace {
 
-bool has_loss(const Trajectories& trajectories, int64_t row) {
+void check_has_loss(const Trajectories& trajectories, int64_t row) {
   for (int64_t i = trajectories.offsets[row] + 1; i < trajectories.offsets[row + 1]; ++i) {
-    if (trajectories.loss_weights[i] > 0) return true;
+    if (trajectories.loss_weights[i] > 0) return;
   }
-  return false;
+  throw InputError(fmt::format("trajectory {} (row {}): a preference expects tokens with loss; received none",
+                               trajectories.name(row), row));
+}
+
+/// Trajectories::logit_temperature by row; empty if all are 1.
+std::vector<double> temperatures_of(const Trajectories& trajectories) {
+  if (!trajectories.temperature.any()) return {};
+  std::vector<double> temperatures;
+  for (int64_t row = 0; row < trajectories.num_rows(); ++row) {
+    temperatures.push_back(trajectories.logit_temperature(row));
+  }
+  const bool are_one = std::ranges::all_of(temperatures, [](double value) { return value == 1; });
+  return are_one ? std::vector<double>() : temperatures;
 }
 
 /// Throws InputError naming a trajectory or pair unless every trajectory has `pair_id` and `chosen`, and
@@ -44,9 +56,7 @@ void check_pairs(const Trajectories& trajectories) {
     int64_t& place = pairs[trajectories.pair_id[row]].rows[chosen ? 1 : 0];
     ESPALIER_CHECK(place < 0, "pair {}: expected one {} trajectory, received rows {} and {}",
                    trajectories.pair_id[row], chosen ? "chosen" : "rejected", place, row);
-    ESPALIER_CHECK(has_loss(trajectories, row),
-                   "trajectory {} (row {}): a preference expects tokens with loss; received none",
-                   trajectories.name(row), row);
+    check_has_loss(trajectories, row);
     place = row;
   }
   for (const auto& [name, pair] : pairs) {
@@ -59,11 +69,15 @@ void check_pairs(const Trajectories& trajectories) {
   }
 }
 
-/// Throws InputError if no trajectory has `chosen`.
-void check_some_chosen(const Trajectories& trajectories) {
+/// Throws InputError naming a trajectory without loss, which would not count in means, or if no trajectory
+/// has `chosen`.
+void check_kto_rows(const Trajectories& trajectories) {
+  bool any_chosen = false;
   for (int64_t row = 0; row < trajectories.num_rows(); ++row) {
-    if (trajectories.chosen.has(row)) return;
+    check_has_loss(trajectories, row);
+    any_chosen |= trajectories.chosen.has(row);
   }
+  if (any_chosen) return;
   throw InputError(fmt::format("objective kto expects `chosen`; received none in {} trajectories",
                                trajectories.num_rows()));
 }
@@ -75,8 +89,9 @@ Loss::Loss(const Trajectories& trajectories, std::shared_ptr<const Objective> ob
   if (objective_->reads(TermColumn::kAdvantage)) {
     advantages_ = Advantages(trajectories, objective_->options());
   }
+  if (objective_->is_at_row_temperature()) logit_temperatures_ = temperatures_of(trajectories);
   if (objective_->scope() == Scope::kPair) check_pairs(trajectories);
-  if (objective_->options().kind == ObjectiveKind::kKto) check_some_chosen(trajectories);
+  if (objective_->options().kind == ObjectiveKind::kKto) check_kto_rows(trajectories);
   if (objective_->reads(TermColumn::kRefLogprob)) check_rows_have(trajectories.ref_logprobs, "ref_logprobs");
   if (objective_->reads_topk()) check_ref_topk();
   const bool weighs = objective_->options().importance_weights != ImportanceWeights::kNone;
@@ -105,6 +120,31 @@ Loss::Loss(const Trajectories& trajectories, std::span<const MixSource> sources)
     row += source.num_rows;
   }
   ESPALIER_ASSERT(row == trajectories.num_rows());
+}
+
+Loss Loss::at_row_temperatures(const Trajectories& trajectories) {
+  Loss loss(trajectories, ObjectiveOptions{});
+  loss.logit_temperatures_ = temperatures_of(trajectories);
+  return loss;
+}
+
+double Loss::logit_temperature(int64_t row) const {
+  if (is_mix()) return part(part_of(row)).logit_temperature(row - first_row(part_of(row)));
+  return logit_temperatures_.empty() ? 1 : logit_temperatures_[row];
+}
+
+bool Loss::divides_logits() const {
+  if (!is_mix()) return !logit_temperatures_.empty();
+  return std::ranges::any_of(parts_, [](const Part& part) { return part.loss->divides_logits(); });
+}
+
+Loss Loss::of_tokens() const {
+  Loss tokens(*trajectories_, ObjectiveOptions{});
+  if (!divides_logits()) return tokens;
+  for (int64_t row = 0; row < trajectories_->num_rows(); ++row) {
+    tokens.logit_temperatures_.push_back(logit_temperature(row));
+  }
+  return tokens;
 }
 
 Loss make_loss(const Trajectories& trajectories, const ObjectiveOptions& objective,

@@ -23,6 +23,9 @@ class Loss {
       : Loss(trajectories, make_objective(options)) {}
   Loss(const Trajectories& trajectories, std::shared_ptr<const Objective> objective);
 
+  /// The cross-entropy of the tokens, whose logits are divided by Trajectories::logit_temperature.
+  static Loss at_row_temperatures(const Trajectories& trajectories);
+
   /// A mix: each source's objective on its rows (mix.h). Errors also name the source.
   Loss(const Trajectories& trajectories, std::span<const MixSource> sources);
 
@@ -54,6 +57,14 @@ class Loss {
   /// The column's value for the token at `position` of a row; NaN if the row's objective does not read it.
   double column(TermColumn column, int64_t row, int64_t position) const;
 
+  /// What the logits of the row's terms are divided by: Trajectories::logit_temperature if its objective
+  /// is_at_row_temperature(), else 1.
+  double logit_temperature(int64_t row) const;
+  /// Whether that is not 1 for some row.
+  bool divides_logits() const;
+  /// The cross-entropy of the tokens, with logits divided in the same way.
+  Loss of_tokens() const;
+
   /// The unit of the objective's scope (a trajectory for Scope::kToken) that each of the given rows belongs
   /// to, from 0 in the order of first appearance.
   std::vector<int64_t> units_of(const std::vector<int64_t>& rows) const;
@@ -74,7 +85,8 @@ class Loss {
   const Trajectories* trajectories_;
   std::shared_ptr<const Objective> objective_;  // null in a mix
   Advantages advantages_;
-  std::vector<Part> parts_;  // empty unless it is a mix
+  std::vector<double> logit_temperatures_;  // by row; empty if all are 1, and in a mix
+  std::vector<Part> parts_;                 // empty unless it is a mix
 };
 
 /// A loss of the mix, or of the objective if the mix is empty.

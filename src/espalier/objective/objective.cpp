@@ -70,6 +70,7 @@ std::vector<std::string> data_fields(const Objective& objective) {
   if (objective.reads(TermColumn::kRefLogprob) || objective.options().has_kl_in(KlPlace::kReward)) {
     fields.emplace_back("ref_logprobs");
   }
+  if (objective.is_at_row_temperature()) fields.emplace_back("temperature");
   if (objective.reads_topk()) fields.insert(fields.end(), {"ref_topk_ids", "ref_topk_logprobs"});
   if (objective.reads(TermColumn::kAdvantage)) {
     fields.insert(fields.end(), {"advantages", "advantage", "reward", "turn_rewards"});

@@ -109,6 +109,10 @@ class Objective {
   virtual TermBytes term_bytes() const = 0;
 
   bool reads(TermColumn column) const;
+  /// Whether it compares log-probabilities with recorded ones, which are at the temperature of their row.
+  virtual bool is_at_row_temperature() const {
+    return reads(TermColumn::kOldLogprob) || reads(TermColumn::kRefLogprob);
+  }
   bool reads_topk() const { return options_.ref_topk != RefTopk::kNone; }
 
  private:

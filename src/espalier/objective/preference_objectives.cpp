@@ -2,6 +2,9 @@
 // The losses l of the objectives that compare pairs (preference.h).
 #include <ATen/ATen.h>
 
+#include <cmath>
+
+#include "espalier/objective/exponentials.h"
 #include "espalier/objective/preference.h"
 
 namespace espalier {
@@ -69,11 +72,16 @@ class Simpo : public Preference {
   }
 };
 
+// Half the distance from 1 to the float32 below it: 1 - exp(score) under this is rounding there.
+constexpr double kLeastRejectedRest = 0x1p-25;
+
 /// Odds ratio preference optimisation, without a reference model: cross-entropy of the chosen trajectory and
 /// the odds of it against the rejected one.
 ///   l = -C - beta log sigmoid(log(odds(C) / odds(R))),   odds(s) = exp(s) / (1 - exp(s)),
 /// scores: means of log p over the tokens (Hong et al., "ORPO", 2024, equations 4 to 7, whose lambda is
-/// beta).
+/// beta). The loss is finite where the chosen trajectory is certain (C = 0). It is infinite where the
+/// rejected one is, so log(1 - exp(R)) continues below kLeastRejectedRest along its tangent (docs/math.md,
+/// "Objectives where a probability is 0 or 1"). Scores above 0 are rounding and count as 0.
 class Orpo : public Preference {
  public:
   using Preference::Preference;
@@ -82,16 +90,29 @@ class Orpo : public Preference {
   bool averages() const override { return true; }
 
   at::Tensor pair_losses(const at::Tensor& chosen, const at::Tensor& rejected) const override {
-    // log odds(s) = s - log(1 - exp(s))
-    const at::Tensor log_odds_ratio =
-        (chosen - rejected) - ((-at::expm1(chosen)).log() - (-at::expm1(rejected)).log());
-    return -options().beta * at::log_sigmoid(log_odds_ratio) - chosen;
+    const double beta = options().beta;
+    const at::Tensor c = chosen.detach().clamp_max(0), r = rejected.detach().clamp_max(0);
+    const at::Tensor chosen_rest = -at::expm1(c), rejected_rest = -at::expm1(r);  // 1 - exp(score)
+    const at::Tensor divisor = rejected_rest.clamp_min(kLeastRejectedRest);
+    const at::Tensor log_rest = divisor.log() + (rejected_rest - divisor) / kLeastRejectedRest;
+    const at::Tensor log_odds_ratio = (c - r) - (chosen_rest.log() - log_rest);
+    // Autograd would multiply 0 by the infinite derivative of the logarithm of chosen_rest.
+    const at::Tensor denominator = chosen_rest + (c - r + log_rest).exp();
+    const at::Tensor chosen_slope = -beta / denominator;
+    const at::Tensor rejected_slope = beta * (chosen_rest / denominator) * (1 + r.exp() / divisor);
+    return with_slope(-beta * at::log_sigmoid(log_odds_ratio), chosen_slope, chosen) +
+           with_slope(at::zeros_like(rejected_slope), rejected_slope, rejected) - chosen;
   }
 
   at::Tensor plain_pair_loss(const at::Tensor& chosen, const at::Tensor& rejected) const override {
-    const auto odds = [](const at::Tensor& score) { return at::exp(score) / -at::expm1(score); };
-    const at::Tensor log_ratio = at::log(odds(chosen) / odds(rejected));
-    return options().beta * at::logaddexp(at::zeros_like(log_ratio), -log_ratio) - chosen;
+    const at::Tensor c = chosen - at::relu(chosen).detach(), r = rejected - at::relu(rejected).detach();
+    const at::Tensor rest = -at::expm1(r),
+                     tangent = rest / kLeastRejectedRest + (std::log(kLeastRejectedRest) - 1);
+    const at::Tensor log_rest = rest.item<double>() < kLeastRejectedRest ? tangent : rest.log();
+    // log(1 + odds(R) / odds(C)), of which exp(C), exp(R) or both may be 0
+    const at::Tensor larger = at::maximum(c, r).detach();
+    const at::Tensor sum = (c - larger + log_rest).exp() - at::expm1(c) * (r - larger).exp();
+    return options().beta * (sum.log() + larger - c - log_rest) - chosen;
   }
 };
 

@@ -102,8 +102,36 @@ std::vector<std::pair<std::string, double>> signal_metrics(const Loss& loss, std
   return metrics;
 }
 
-std::vector<std::string> signal_warnings(const Loss& loss) {
+std::vector<std::string> truncation_warnings(const Trajectories& trajectories, const Objective& objective) {
   std::vector<std::string> warnings;
+  if (!objective.reads(TermColumn::kOldLogprob)) return warnings;
+  int64_t rows = 0;
+  double least_top_p = 1;
+  bool is_bounded = true;
+  for (int64_t row = 0; row < trajectories.num_rows(); ++row) {
+    const auto value = [&](const Optional<RealColumn>& column, double absent) {
+      return column.has(row) ? column.values[row] : absent;
+    };
+    const double top_p = value(trajectories.top_p, 1);
+    const bool has_top_k = value(trajectories.top_k, 0) > 0 || value(trajectories.temperature, 1) == 0;
+    if (!trajectories.logprobs.has(row) || (!has_top_k && top_p == 1)) continue;
+    ++rows;
+    is_bounded &= !has_top_k;
+    least_top_p = std::min(least_top_p, top_p);
+  }
+  if (rows == 0) return warnings;
+  warnings.push_back(fmt::format(
+      "{} of {} trajectories {} sampled with temperature 0, top_k or top_p: ratios are those of `logprobs`, "
+      "of "
+      "all tokens, which are lower than those of the tokens that were left{}",
+      rows, trajectories.num_rows(), rows == 1 ? "was" : "were",
+      is_bounded ? fmt::format(", by {:.3g} nats at most", -std::log(least_top_p))
+                 : ", by as much as `espalier sample` says"));
+  return warnings;
+}
+
+std::vector<std::string> signal_warnings(const Loss& loss) {
+  std::vector<std::string> warnings = truncation_warnings(loss.trajectories(), loss.objective());
   if (!loss.objective().reads(TermColumn::kAdvantage)) return warnings;
   std::vector<int64_t> rows(loss.trajectories().num_rows());
   std::iota(rows.begin(), rows.end(), 0);

@@ -33,7 +33,11 @@ Signal signal_of(const Loss& loss, std::span<const int64_t> rows);
 /// min, max}; groups and groups_without_signal if there are groups. Empty for objectives without advantages.
 std::vector<std::pair<std::string, double>> signal_metrics(const Loss& loss, std::span<const int64_t> rows);
 
-/// Warnings about the signal of all rows, such as advantages that are all 0.
+/// Warnings about the signal of all rows, such as advantages that are all 0, and truncation_warnings.
 std::vector<std::string> signal_warnings(const Loss& loss);
+
+/// Of rows whose tokens were chosen among fewer than all (temperature 0, top_k, top_p), if the objective has
+/// a ratio to the policy that sampled them.
+std::vector<std::string> truncation_warnings(const Trajectories& trajectories, const Objective& objective);
 
 }  // namespace espalier

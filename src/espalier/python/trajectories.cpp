@@ -93,7 +93,7 @@ nb::dict present(Rows self) {
   add("logprobs", rows.logprobs);
   add("ref_logprobs", rows.ref_logprobs);
   add("advantages", rows.advantages);
-  add("reward", rows.reward);
+  for (const RowReal& real : kRowReals) add(real.name, rows.*real.column);
   add("chosen", rows.chosen);
   return columns;
 }
@@ -116,7 +116,9 @@ nb::dict row_dict(const Trajectories& rows, int64_t r) {
   add_text("group_id", row.group_id);
   add_text("pair_id", row.pair_id);
   if (row.chosen) dict["chosen"] = *row.chosen;
-  if (row.reward) dict["reward"] = *row.reward;
+  for (size_t i = 0; i < kRowReals.size(); ++i) {
+    if (const auto& value = row.*kRealsOfRow[i]) dict[kRowReals[i].name] = *value;
+  }
   add_array("input_ids", row.input_ids);
   add_array("loss_mask", row.loss_mask);
   add_array("loss_weights", row.loss_weights);
@@ -199,7 +201,10 @@ void append(TrajectoriesBuilder& rows, const nb::dict& row) {
                .trajectory_id = text_of(row, "trajectory_id"),
                .group_id = text_of(row, "group_id"),
                .pair_id = text_of(row, "pair_id"),
-               .routed_experts = values<int32_t>(row, "routed_experts")});
+               .routed_experts = values<int32_t>(row, "routed_experts"),
+               .temperature = value<double>(row, "temperature"),
+               .top_k = value<double>(row, "top_k"),
+               .top_p = value<double>(row, "top_p")});
 }
 
 /// Keeps a Python object alive for code that does not hold the GIL.
@@ -246,7 +251,10 @@ Trajectories trajectories_of_columns(const nb::dict& columns) {
   rows.logprobs.values = reals(columns, "logprobs");
   rows.ref_logprobs.values = reals(columns, "ref_logprobs");
   rows.advantages.values = reals(columns, "advantages");
-  rows.reward.values = reals(columns, "reward");
+  for (const RowReal& real : kRowReals) {
+    (rows.*real.column).values = reals(columns, real.name);
+    read_present(columns, real.name, rows.*real.column);
+  }
   rows.chosen.values = column<uint8_t>(columns, "chosen");
   rows.trajectory_id = texts(columns, "trajectory_id");
   rows.group_id = texts(columns, "group_id");
@@ -262,7 +270,6 @@ Trajectories trajectories_of_columns(const nb::dict& columns) {
   read_present(columns, "logprobs", rows.logprobs);
   read_present(columns, "ref_logprobs", rows.ref_logprobs);
   read_present(columns, "advantages", rows.advantages);
-  read_present(columns, "reward", rows.reward);
   read_present(columns, "chosen", rows.chosen);
   if (rows.loss_weights.empty()) {
     rows.loss_weights = Column<uint8_t>(std::vector<uint8_t>(static_cast<size_t>(rows.num_tokens()), 1));
@@ -297,7 +304,7 @@ nb::dict state(Rows self) {
   add_optional("logprobs", rows.logprobs);
   add_optional("ref_logprobs", rows.ref_logprobs);
   add_optional("advantages", rows.advantages);
-  add_optional("reward", rows.reward);
+  for (const RowReal& real : kRowReals) add_optional(real.name, rows.*real.column);
   add_optional("chosen", rows.chosen);
   add_texts("trajectory_id", rows.trajectory_id);
   add_texts("group_id", rows.group_id);
@@ -359,6 +366,15 @@ void bind_class(nb::module_& module) {
                    typed("def advantages(self) -> numpy.typing.NDArray[numpy.floating] | None"))
       .def_prop_ro("reward", optional_of(&Class::reward), "float32 or float64 [R]",
                    typed("def reward(self) -> numpy.typing.NDArray[numpy.floating] | None"))
+      .def_prop_ro("temperature", optional_of(&Class::temperature),
+                   "float32 or float64 [R]: of logprobs and ref_logprobs",
+                   typed("def temperature(self) -> numpy.typing.NDArray[numpy.floating] | None"))
+      .def_prop_ro("top_k", optional_of(&Class::top_k),
+                   "float32 or float64 [R]: how many tokens the policy chose among",
+                   typed("def top_k(self) -> numpy.typing.NDArray[numpy.floating] | None"))
+      .def_prop_ro("top_p", optional_of(&Class::top_p),
+                   "float32 or float64 [R]: the probability of the tokens that it chose among",
+                   typed("def top_p(self) -> numpy.typing.NDArray[numpy.floating] | None"))
       .def_prop_ro("turn_rewards", &turn_rewards,
                    "float32 or float64: one per turn, row r has [turn_reward_offsets[r], "
                    "turn_reward_offsets[r + 1])",

@@ -136,7 +136,7 @@ Metrics Engine::forward_backward(const Trajectories& rows, const Indices& indice
       return std::make_unique<Loss>(rows, objective_of(objective, function, terms));
     });
     const Loss& loss = *made;
-    const PlanCosts plan_costs = state.costs(loss.objective(), rows.ref_topk);
+    const PlanCosts plan_costs = state.costs(loss.objective(), head_demand(rows));
     const Step step = state.group.together([&] {
       return make_share(loss, rows_of(rows, indices),
                         {.plan = state.options.planning.options(rows),
@@ -206,7 +206,7 @@ void Engine::fail(const std::string& message) {
 TokenLogprobs Engine::logprobs(const Trajectories& rows, int64_t top_k, double temperature, bool entropies,
                                const Progress& progress) {
   return state_->call([&] {
-    const PlanCosts costs = state_->costs(*make_objective(ObjectiveOptions{}));
+    const PlanCosts costs = state_->costs(*make_objective(ObjectiveOptions{}), head_demand(rows));
     const Step step = state_->group.together([&] {
       state_->check_whole();
       state_->check_rows(rows, rows_of(rows, std::nullopt));
@@ -215,9 +215,12 @@ TokenLogprobs Engine::logprobs(const Trajectories& rows, int64_t top_k, double t
                               .terms = TermChoice::kAll,
                               .child_order = state_->child_order()});
     });
-    TokenDistributions found = compute_distributions(
-        state_->now->decoder(), rows, step,
-        {.temperature = temperature, .entropies = entropies, .top_k = top_k}, progress, state_->group);
+    TokenDistributions found = compute_distributions(state_->now->decoder(), rows, step,
+                                                     {.temperature = temperature > 0 ? temperature : 1,
+                                                      .at_row_temperatures = temperature == 0,
+                                                      .entropies = entropies,
+                                                      .top_k = top_k},
+                                                     progress, state_->group);
     check_mapped_files();
     check_finite(rows, found.logprobs);
     if (entropies) check_finite(rows, found.entropies, "entropy");

@@ -120,7 +120,9 @@ class Engine {
   void fail(const std::string& message);
 
   /// Log-probabilities [N] of every token given all before it in its row; 0 for first tokens. `top_k`: also
-  /// of the most likely ones in its place. `entropies`: also those of the distributions.
+  /// of the most likely ones in its place. `entropies`: also those of the distributions. `temperature`:
+  /// divides the logits; 0: that of each row (Trajectories::logit_temperature), and 1 for the most likely
+  /// tokens.
   TokenLogprobs logprobs(const Trajectories& rows, int64_t top_k, double temperature, bool entropies,
                          const Progress& progress);
 

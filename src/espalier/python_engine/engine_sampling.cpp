@@ -35,13 +35,15 @@ Trajectories Engine::sample(const Trajectories& rows, const NamedTexts& options,
       for (const NamedTexts& own : row_options) {
         sampling.rows.push_back(state.sample_options(parse_sampling_options(own)));
       }
-      return prompts_of(rows, flags.whole_rows);
+      Trajectories prompts = prompts_of(rows, flags.whole_rows);
+      check_temperatures(rows, prompts, sampling);
+      return prompts;
     });
     const SampleResult result = espalier::sample(state.base->decoder(), prompts, sampling,
                                                  {.progress = progress, .watch = told(watch)}, state.memory(),
                                                  state.group, state.sampled_weights());
     check_mapped_files();
-    return espalier::rows_of(result.completions, rows, prompts);
+    return espalier::rows_of(result.completions, rows, prompts, sampling);
   });
 }
 
@@ -95,6 +97,7 @@ Metrics Engine::sampling_counts() {
                    {"sampled_tokens", counts.sampled_tokens},
                    {"prefix_cache_bytes", state_->prefixes->bytes()},
                    {"decode_steps", counts.decode_steps},
+                   {"truncation", counts.truncation},
                    {"prompt_seconds", counts.prompt_seconds},
                    {"decode_seconds", counts.decode_seconds}};
   });

@@ -180,8 +180,8 @@ struct Engine::State {
     return plainly(body);
   }
 
-  PlanCosts costs(const Objective& objective, int64_t ref_topk = 0) const {
-    PlanCosts costs{times, memory_model(config, dtype, objective, device, ref_topk)};
+  PlanCosts costs(const Objective& objective, const HeadDemand& demand = {}) const {
+    PlanCosts costs{times, memory_model(config, dtype, objective, device, demand)};
     costs.memory.optimizer_bytes_per_parameter =
         optimizer_bytes(options.train.optimizer.kind, trained_dtype(), group.size());
     return now->lora ? with_adapters(std::move(costs), config, *now->lora) : costs;

@@ -19,9 +19,11 @@
 #include "espalier/distributed/process_group.h"
 #include "espalier/model/init.h"
 #include "espalier/model/weights/tensor_bytes.h"
+#include "espalier/objective/signal.h"
 #include "espalier/python/arrays.h"
 #include "espalier/python/bindings.h"
 #include "espalier/python_engine/engine.h"
+#include "espalier/python_engine/options.h"
 
 namespace espalier::python_engine {
 namespace {
@@ -125,6 +127,10 @@ nb::list sample_on(Engine& engine, const EngineSampling& sampling, nb::handle wa
                                 python::take(std::move(each.prompt_logprobs))));
   }
   return found;
+}
+
+std::vector<std::string> warnings_of_truncation(const Trajectories& rows, const NamedTexts& options) {
+  return truncation_warnings(rows, *make_objective(parse_objective_options(options)));
 }
 
 nb::object to_array(const HostArray& array) {
@@ -252,6 +258,8 @@ NB_MODULE(_engine, module) {
   module.def("fail_ranks", &espalier::fail_ranks, nanobind::arg("message"),
              "Ends what waits for other ranks, or will, with an error of this message.");
   module.def("waits_for_ranks", &espalier::waits_for_ranks, "Whether this process waits for other ranks.");
+  module.def("truncation_warnings", &warnings_of_truncation, nanobind::arg("rows"), nanobind::arg("options"),
+             "Of rows whose tokens were chosen among fewer than all, for an objective with ratios.");
   module.def("engine_options", &engine_options_json, "Options of an Engine, as JSON.");
   module.def("objective_options", &objective_options_json, "Options of objectives, as JSON.");
   module.def("sampling_options", &sampling_options_json, "Options of sampling, as JSON.");

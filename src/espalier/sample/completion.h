@@ -46,6 +46,7 @@ struct SamplingCounts {
   int64_t encoded_prompt_tokens = 0;
   int64_t sampled_tokens = 0;
   int64_t decode_steps = 0;
+  double truncation = 0;  // sum of TokenChoice::truncation of the sampled tokens
   double prompt_seconds = 0, decode_seconds = 0;
 };
 

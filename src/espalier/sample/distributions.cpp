@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "espalier/engine/logprob_pass.h"
+#include "espalier/ops/checks.h"
 #include "espalier/ops/edge_logprobs/edge_distribution.h"
 #include "espalier/ops/edge_logprobs/top_logprobs.h"
 #include "espalier/runtime/device.h"
@@ -35,15 +36,19 @@ class AtTemperature : public Model {
     return decoder_.layer(index, hidden, tables, sequence, rows);
   }
   at::Tensor logprobs(const at::Tensor& hidden, const Edges& edges) const override {
-    if (options_.temperature != 1) return distribution(hidden, edges).logprobs;
+    if (options_.temperature != 1 || edges.temperature.defined()) return distribution(hidden, edges).logprobs;
     keep_top(hidden);
     return decoder_.logprobs(hidden, edges);
   }
   EdgeDistribution distribution(const at::Tensor& hidden, const Edges& edges) const override {
     keep_top(hidden);
     const auto [rows, weight] = head_factors(hidden);
+    const at::Tensor& temperature = edges.temperature;
+    const at::ScalarType dtype = detail::accumulator_dtype(rows.scalar_type());
     return edge_distribution(rows, weight, edges.row, edges.target,
-                             {.temperature = options_.temperature, .softcap = softcap()});
+                             {.edge_temperature = temperature.defined() ? temperature.to(dtype) : temperature,
+                              .temperature = options_.temperature,
+                              .softcap = softcap()});
   }
   const std::vector<Parameter>& parameters() const override { return decoder_.parameters(); }
   at::Device device() const override { return decoder_.device(); }
@@ -83,7 +88,8 @@ TokenDistributions compute_distributions(const Decoder& decoder, const Trajector
                                          const Step& step, const DistributionOptions& options,
                                          const MicroBatchProgress& progress, const Group& group) {
   AtTemperature model(decoder, options);
-  const Loss loss(trajectories, ObjectiveOptions{});  // sft reads nothing but the tokens
+  const Loss loss = options.at_row_temperatures ? Loss::at_row_temperatures(trajectories)
+                                                : Loss(trajectories, ObjectiveOptions{});
   std::vector<Computed> all;
   const auto visit = [&](int64_t, const Batch& batch, const ForwardResult& forwarded) {
     Computed& computed = all.emplace_back();

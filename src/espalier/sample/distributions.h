@@ -14,7 +14,9 @@
 namespace espalier {
 
 struct DistributionOptions {
-  double temperature = 1;  // logits are divided by it
+  double temperature = 1;            // logits are divided by it, unless at_row_temperatures
+  bool at_row_temperatures = false;  // divide by Trajectories::logit_temperature; top_k is of logits that are
+                                     // not divided
   bool entropies = false;
   int64_t top_k = 0;  // most likely tokens kept per distribution; at most the vocabulary size
 };

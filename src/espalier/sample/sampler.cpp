@@ -48,13 +48,17 @@ Trajectories prompts_of(const Trajectories& trajectories, bool whole_rows) {
 
 namespace {
 
+const SampleOptions& options_of_row(const SampleOptions& options, int64_t row) {
+  return options.rows.empty() ? options : options.rows[row];
+}
+
 /// sample() of a part of the rows, in this order.
 SampleResult sample_rows(Sampling& sampling, const Trajectories& prompts, std::span<const int64_t> rows,
                          const SampleOptions& options, const SampleEvents& events) {
   int64_t finished = 0, completions = 0;
   for (const int64_t row : rows) {
     const bool has_own = !options.rows.empty();
-    const SampleOptions& own = has_own ? options.rows[row] : options;
+    const SampleOptions& own = options_of_row(options, row);
     sampling.add(row, prompts.row(row), own, has_own ? 0 : row);
     completions += own.samples;
   }
@@ -70,7 +74,15 @@ SampleResult sample_rows(Sampling& sampling, const Trajectories& prompts, std::s
   return result;
 }
 
-/// The first `size` tokens of a row. Loss and log-probabilities are kept if the prompt has tokens with loss.
+/// Adds how tokens are chosen. What a row has already, of tokens that it keeps, stays where nothing changes.
+void add_choice(const TokenChoiceOptions& choice, TrajectoryRow* row) {
+  if (choice.temperature != 1) row->temperature = choice.temperature;
+  if (choice.top_k > 0) row->top_k = static_cast<double>(choice.top_k);
+  if (choice.top_p < 1) row->top_p = choice.top_p;
+}
+
+/// The first `size` tokens of a row. Loss, log-probabilities and how its tokens were chosen are kept if the
+/// prompt has tokens with loss.
 TrajectoryRow prompt_row(const Trajectories& rows, int64_t r, int64_t size) {
   TrajectoryRow row;
   if (prompt_size(rows, r) < size) {
@@ -79,6 +91,9 @@ TrajectoryRow prompt_row(const Trajectories& rows, int64_t r, int64_t size) {
     row.loss_mask = std::move(whole.loss_mask);
     row.loss_weights = std::move(whole.loss_weights);
     row.logprobs = std::move(whole.logprobs);
+    row.temperature = whole.temperature;
+    row.top_k = whole.top_k;
+    row.top_p = whole.top_p;
   } else {
     const auto tokens = rows.row(r).first(size);
     row.input_ids.assign(tokens.begin(), tokens.end());
@@ -137,7 +152,7 @@ SampleResult sample(const Decoder& decoder, const Trajectories& prompts, const S
                     const SampledWeights& weights) {
   check_same_call(prompts, options, group);
   for (int64_t row = 0; row < prompts.num_rows(); ++row) {
-    Sampling::check(decoder, row, prompts.row_size(row), options.rows.empty() ? options : options.rows[row]);
+    Sampling::check(decoder, row, prompts.row_size(row), options_of_row(options, row));
   }
   const auto part = [&] {
     const std::vector<int64_t> rows = prompt_order(forest_of(prompts, {}), group);
@@ -148,13 +163,26 @@ SampleResult sample(const Decoder& decoder, const Trajectories& prompts, const S
   return result_of_all_ranks(group.together(part), group);
 }
 
+void check_temperatures(const Trajectories& rows, const Trajectories& prompts, const SampleOptions& options) {
+  for (int64_t row = 0; row < rows.num_rows(); ++row) {
+    if (prompt_size(rows, row) == prompts.row_size(row)) continue;
+    const double expected = rows.logit_temperature(row);
+    const double received = options_of_row(options, row).choice.temperature;
+    ESPALIER_CHECK((received == 0 ? 1 : received) == expected,
+                   "trajectory {}: temperature: expected {}, that of the tokens with loss that the row has "
+                   "already (field `temperature`), received {}",
+                   rows.name(row), expected, received);
+  }
+}
+
 Trajectories rows_of(const std::vector<Completion>& completions, const Trajectories& rows,
-                     const Trajectories& prompts) {
+                     const Trajectories& prompts, const SampleOptions& options) {
   TrajectoriesBuilder builder;
   for (const Completion& completion : completions) {
     const std::string name = rows.name(completion.row);
     const bool grouped = !rows.group_id.empty() && !rows.group_id[completion.row].empty();
     TrajectoryRow row = prompt_row(rows, completion.row, prompts.row_size(completion.row));
+    add_choice(options_of_row(options, completion.row).choice, &row);
     row.input_ids.insert(row.input_ids.end(), completion.tokens.begin(), completion.tokens.end());
     if (row.loss_weights.empty()) {
       row.loss_mask.resize(row.input_ids.size(), 1);

@@ -48,11 +48,16 @@ SampleResult sample(const Decoder& decoder, const Trajectories& prompts, const S
                     const SampleEvents& events = {}, const SamplingMemory& memory = {},
                     const Group& group = alone(), const SampledWeights& weights = {});
 
-/// One row per completion: prompt and completion as input_ids, loss on the completion, its log-probabilities.
+/// Throws InputError naming a row whose tokens with loss, which its completions keep, have log-probabilities
+/// of another temperature than that of the options.
+void check_temperatures(const Trajectories& rows, const Trajectories& prompts, const SampleOptions& options);
+
+/// One row per completion: prompt and completion as input_ids, loss on the completion, its log-probabilities,
+/// and the temperature, top_k and top_p of `options` where they change the distribution.
 /// Rows are named NAME/sample-K after the prompt's row, and grouped by the group of that row, or by NAME if
 /// it has none. For prompts of whole rows (prompts_of), the row's loss and log-probabilities are kept.
 Trajectories rows_of(const std::vector<Completion>& completions, const Trajectories& rows,
-                     const Trajectories& prompts);
+                     const Trajectories& prompts, const SampleOptions& options = {});
 
 struct SamplingFlags {
   SampleOptions options;  // stop_ids: as given by --stop-id

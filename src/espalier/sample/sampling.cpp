@@ -387,6 +387,7 @@ at::Tensor Sampling::logits_of(const at::Tensor& hidden, const std::vector<Seque
 
 /// Chooses a token for each sequence from its row of logits, rows in parallel.
 void Sampling::choose(const at::Tensor& logits, const TokenWatch& watch, std::vector<Sequence>* sequences) {
+  std::vector<double> truncation(sequences->size());
   const auto choose_as = [&]<class Scalar>(Scalar) {
     const at::Tensor rows = logits.contiguous();
     const auto width = static_cast<size_t>(rows.size(1));
@@ -402,6 +403,7 @@ void Sampling::choose(const at::Tensor& logits, const TokenWatch& watch, std::ve
         const TokenChoice chosen = chooser.choose(row, sequence.rng.uniform());
         sequence.completion.tokens.push_back(chosen.token);
         sequence.completion.logprobs.push_back(chosen.logprob);
+        truncation[i] = chosen.truncation;
         sequence.completion.stopped = std::ranges::find(own.stop_ids, chosen.token) != own.stop_ids.end();
       }
     });
@@ -412,6 +414,7 @@ void Sampling::choose(const at::Tensor& logits, const TokenWatch& watch, std::ve
     choose_as(float());
   }
   memory_.counts->sampled_tokens += static_cast<int64_t>(sequences->size());
+  for (const double each : truncation) memory_.counts->truncation += each;
   if (!watch) return;
   std::vector<const Completion*> completions;
   for (const Sequence& sequence : *sequences) completions.push_back(&sequence.completion);

@@ -32,7 +32,10 @@ TokenChoice TokenChooser::choose(std::span<const Scalar> logits, double uniform)
   // NaN and infinities propagate to the sum.
   ESPALIER_CHECK(std::isfinite(total), "the model's logits are not finite: no token can be chosen");
   const int32_t token = greedy ? static_cast<int32_t>(best - logits.begin()) : draw(total, uniform);
-  return {token, (static_cast<double>(logits[token]) - maximum) / temperature - std::log(total)};
+  if (greedy) left_ = weights_[token];
+  return {.token = token,
+          .logprob = (static_cast<double>(logits[token]) - maximum) / temperature - std::log(total),
+          .truncation = std::log(total) - std::log(left_)};
 }
 
 /// Sorts ranks [begin, end) of ranked_ by descending weight; ranks before `begin` are sorted already.
@@ -82,6 +85,7 @@ int32_t TokenChooser::draw(double total, double uniform) {
     total = 0;
     for (size_t i = 0; i < count; ++i) total += weights_[token(i)];
   }
+  left_ = total;
   const double target = uniform * total;
   double sum = 0;
   int32_t last = token(0);

@@ -24,6 +24,9 @@ struct TokenChoice {
   /// log softmax(logits / temperature) of the token over the whole vocabulary, natural log, without regard to
   /// top_k and top_p, as trainers recompute it. At temperature 0: as at temperature 1.
   double logprob = 0;
+  /// -log of the probability of the tokens that top_k, top_p or temperature 0 leave: how much higher the
+  /// token's log-probability is among them.
+  double truncation = 0;
 };
 
 /// Samples tokens, one row of logits at a time. Computes in float64 and orders equally likely tokens by id,
@@ -44,6 +47,7 @@ class TokenChooser {
   size_t num_kept(double total);
 
   TokenChoiceOptions options_;
+  double left_ = 0;              // sum of the weights that the last token was chosen among
   std::vector<double> weights_;  // [V] unnormalised probabilities
   std::vector<int32_t> ranked_;  // [V] tokens; a prefix is sorted by weight
 };

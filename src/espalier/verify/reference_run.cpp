@@ -177,12 +177,13 @@ struct RowDistribution {
   at::Tensor logprobs, topk, entropy;
 };
 
-RowDistribution row_distribution(const Decoder& decoder, const at::Tensor& hidden, const RowTerms& terms) {
+RowDistribution row_distribution(const Decoder& decoder, const at::Tensor& hidden, const RowTerms& terms,
+                                 double temperature) {
   const at::Device device = decoder.device();
   const at::Tensor logits = decoder.capped(
       accumulating::linear(hidden.index_select(0, integers(terms.before, device)), decoder.lm_head()));
   const at::ScalarType dtype = logits.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
-  const at::Tensor all = at::log_softmax(logits.to(dtype), -1);
+  const at::Tensor all = at::log_softmax(logits.to(dtype) / temperature, -1);
   at::Tensor topk;
   if (!terms.topk_ids.empty()) {
     topk = all.gather(1, integers(terms.topk_ids, device).view({all.size(0), -1})).to(at::kDouble);
@@ -225,7 +226,11 @@ ReferenceLoss run_all(const Decoder& decoder, const Loss& loss, double scale, st
       const at::Tensor hidden = hidden_of_row(decoder, trajectories, row, routers.any() ? &record : nullptr);
       if (routers.any()) losses.push_back(routers.share(record));
       if (terms.positions.empty()) continue;
-      const RowDistribution distribution = row_distribution(decoder, hidden, terms);
+      // Recorded log-probabilities are those of softmax(logits / temperature).
+      const bool is_divided = trajectories.temperature.has(row) && loss.objective().is_at_row_temperature();
+      const double given = is_divided ? trajectories.temperature.values[row] : 1;
+      const double temperature = given == 0 ? 1 : given;
+      const RowDistribution distribution = row_distribution(decoder, hidden, terms, temperature);
       if (options.entropy_coef != 0) {
         const at::Tensor bonus = -options.entropy_coef * terms.tensors.coefficient * distribution.entropy;
         losses.push_back(bonus.sum());

@@ -91,7 +91,7 @@ Outcome tree_run(StepTrainer* trainer, const Step& step, const Loss& loss, const
   outcome.gradients = gradients_in_float64(decoder);
   decoder.zero_gradients();
   outcome.logprobs.resize(loss.trajectories().num_tokens());
-  compute_logprobs(decoder, loss.trajectories(), step, &outcome.logprobs);
+  compute_logprobs(decoder, loss, step, &outcome.logprobs);
   return outcome;
 }
 

@@ -350,6 +350,12 @@ TEST_F(Weights, TensorsThatLookLikeTheModelsOwnAreRefused) {
       {"llama", "model.layers.0.input_layernorm.bias", "a llama model has no such parameter"},
       {"qwen2", "model.layers.0.self_attn.o_proj.bias", "a qwen2 model has no bias there"},
       {"qwen3", "model.layers.0.self_attn.q_proj.bias", "attention_bias is false"},
+      {"qwen3", "model.layers.0.mlp.down_proj.bias", "a qwen3 model has no bias there"},
+      {"ernie4_5", "model.layers.0.mlp.down_proj.bias", "config.json says that use_bias is false"},
+      {"ernie4_5", "model.layers.0.self_attn.o_proj.bias", "config.json says that use_bias is false"},
+      {"seed_oss", "model.layers.0.self_attn.o_proj.bias",
+       "config.json says that attention_out_bias is false"},
+      {"mistral", "model.layers.0.self_attn.q_proj.bias", "a mistral model has no bias there"},
       {"llama", "model.layers.0.self_attn.q_proj.weight_scale_inv", "no such parameter"},
       {"llama", "model.layers.0.self_attn.q_proj.lora_A.weight", "an adapter"},
       {"llama", "base_model.model.lora_B.weight", "an adapter"},
@@ -359,7 +365,8 @@ TEST_F(Weights, TensorsThatLookLikeTheModelsOwnAreRefused) {
   };
   for (const Case& each : cases) {
     for (const bool sharded : {false, true}) {
-      make_source(tiny_config(each.type), at::kFloat, sharded);
+      const Json more = each.type == "seed_oss" ? Json{{"residual_dropout", 0.0}} : Json::object();
+      make_source(tiny_config(each.type, more), at::kFloat, sharded);
       const fs::path file = source_ / (sharded ? kSecond : "model.safetensors");
       const std::vector<float> values(3);
       {

@@ -86,7 +86,7 @@ ModelUse use_of(const TrainArguments& flags, const MixedData& data, at::Device d
           .objective = flags.train.objective,
           .mix = data.sources,
           .lora = lora,
-          .ref_topk = data.trajectories.ref_topk,
+          .demand = head_demand(data.trajectories),
           .context_parallel = flags.context_parallel};
 }
 

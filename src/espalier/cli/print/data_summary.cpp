@@ -21,9 +21,9 @@ std::string trajectories_text(int64_t count) {
 /// Whether only some objectives use a field.
 bool is_for_objectives(Field field) {
   using enum Field;
-  static constexpr std::array kOfObjectives{kLogprobs, kRefLogprobs, kAdvantages, kAdvantage,
-                                            kReward,   kTurnRewards, kRefTopkIds, kRefTopkLogprobs,
-                                            kPairId,   kChosen};
+  static constexpr std::array kOfObjectives{
+      kLogprobs,        kRefLogprobs, kAdvantages, kAdvantage,   kReward, kTurnRewards, kRefTopkIds,
+      kRefTopkLogprobs, kPairId,      kChosen,     kTemperature, kTopK,   kTopP};
   return std::ranges::find(kOfObjectives, field) != kOfObjectives.end();
 }
 

@@ -67,6 +67,7 @@ constexpr ModelFamily kDeepseekV3Family{
         "q_lora_rank norm_topk_prob num_mtp_layers num_nextn_predict_layers seq_aux qk_head_dim "
         "qk_nope_head_dim routed_scaling_factor topk_group scoring_func qk_rope_head_dim v_head_dim "
         "topk_method rope_interleave",
+    .bias_keys = "self_attn.q_proj.= self_attn.q_b_proj.= self_attn.kv_b_proj.= self_attn.=attention_bias",
     .read = read_deepseek_v3,
 };
 

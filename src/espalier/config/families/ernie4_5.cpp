@@ -27,6 +27,7 @@ constexpr ModelFamily kErnie45Family{
     .null_head_dim = true,
     .pad_token_id = 0,
     .keys = "use_bias",
+    .bias_keys = "self_attn.=use_bias mlp.=use_bias",
     .read = read_ernie4_5,
 };
 

@@ -40,6 +40,17 @@ std::span<const ModelFamily* const> families() {
   return kFamilies;
 }
 
+std::string_view bias_key(const DecoderConfig& config, std::string_view bias) {
+  std::string_view rest = find_family(config.model_type)->bias_keys;
+  while (!rest.empty()) {
+    const std::string_view entry = rest.substr(0, rest.find(' '));
+    rest.remove_prefix(std::min(entry.size() + 1, rest.size()));
+    const size_t equals = entry.find('=');
+    if (bias.starts_with(entry.substr(0, equals))) return entry.substr(equals + 1);
+  }
+  return {};
+}
+
 void read_biases(const ConfigReader& config, AttentionSpec* attention, DenseMlpSpec* mlp) {
   attention->bias = attention->output_bias = config.boolean("attention_bias", false);
   const bool mlp_bias = config.boolean("mlp_bias", false);

@@ -51,6 +51,10 @@ struct ModelFamily {
   /// spaces between them.
   std::string_view keys = {};
 
+  /// Which keys say whether parameters NAME.bias of a layer exist: "BEGINNING=KEY" with spaces between them,
+  /// of which the first one counts that NAME begins with; no key: never.
+  std::string_view bias_keys = {};
+
   /// Reads the family's keys (biases, norms, sliding windows) and creates the layers of `result`, whose sizes
   /// and number of layers are set. Throws InputError for values that the family does not support.
   void (*read)(const ConfigReader& config, const CommonParts& common, DecoderConfig* result);
@@ -66,6 +70,9 @@ extern const ModelFamily kLlamaFamily, kMistralFamily, kMinistralFamily, kMixtra
     kPhi3Family, kGemmaFamily, kGemma2Family, kGemma3Family;
 
 std::span<const ModelFamily* const> families();
+
+/// The key of ModelFamily::bias_keys for a bias, by its name in the layer; "": none.
+std::string_view bias_key(const DecoderConfig& config, std::string_view bias);
 
 /// Reads attention_bias, for all four maps of attention, and mlp_bias, for those of `mlp`; without it, that
 /// must be false.

@@ -94,6 +94,7 @@ constexpr ModelFamily kGemmaFamily{
     .tie_word_embeddings = true,
     .pad_token_id = 0,
     .keys = "hidden_act hidden_activation use_bidirectional_attention",
+    .bias_keys = "self_attn.=attention_bias",
     .read = read_gemma,
 };
 
@@ -108,6 +109,7 @@ constexpr ModelFamily kGemma2Family{
     .keys =
         "attn_logit_softcapping cache_implementation final_logit_softcapping hidden_act hidden_activation "
         "query_pre_attn_scalar use_bidirectional_attention",
+    .bias_keys = "self_attn.=attention_bias",
     .read = read_gemma2,
 };
 
@@ -121,6 +123,7 @@ constexpr ModelFamily kGemma3Family{
     .keys =
         "attn_logit_softcapping cache_implementation final_logit_softcapping hidden_activation "
         "query_pre_attn_scalar rope_local_base_freq sliding_window_pattern use_bidirectional_attention",
+    .bias_keys = "self_attn.=attention_bias",
     .read = read_gemma3,
     .read_rope = read_gemma3_ropes,
 };

@@ -28,6 +28,7 @@ constexpr ModelFamily kGlm4MoeFamily{
         "first_k_dense_replace moe_intermediate_size n_group n_routed_experts n_shared_experts "
         "norm_topk_prob num_experts_per_tok num_local_experts num_mtp_layers num_nextn_predict_layers "
         "routed_scaling_factor topk_group use_qk_norm",
+    .bias_keys = "self_attn.o_proj.= self_attn.=attention_bias",
     .read = read_glm4_moe,
 };
 

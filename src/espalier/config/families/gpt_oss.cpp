@@ -66,6 +66,7 @@ constexpr ModelFamily kGptOssFamily{
     .keys =
         "experts_per_token initial_context_length num_experts_per_tok num_local_experts router_aux_loss_coef "
         "swiglu_alpha swiglu_limit",
+    .bias_keys = "self_attn.=attention_bias",
     .read = read_gpt_oss,
     .read_rope = read_own_rope,
 };

@@ -99,6 +99,7 @@ constexpr ModelFamily kGraniteFamily{
     .model_type = "granite",
     .max_position_embeddings = 2048,
     .keys = "attention_multiplier embedding_multiplier logits_scaling residual_multiplier",
+    .bias_keys = "self_attn.=attention_bias mlp.=mlp_bias",
     .read = read_granite,
 };
 
@@ -112,6 +113,7 @@ constexpr ModelFamily kGraniteMoeHybridFamily{
         "mamba_n_groups mamba_n_heads mamba_proj_bias normalization_function num_experts_per_tok "
         "num_local_experts position_embedding_type residual_multiplier router_aux_loss_coef "
         "shared_intermediate_size time_step_limit",
+    .bias_keys = "self_attn.=attention_bias mamba.conv1d.=mamba_conv_bias mamba.=mamba_proj_bias",
     .read = read_granitemoehybrid,
     .read_rope = read_granite_rope,
 };

@@ -36,6 +36,7 @@ void read_ministral(const ConfigReader& config, const CommonParts& common, Decod
 constexpr ModelFamily kLlamaFamily{
     .model_type = "llama",
     .max_position_embeddings = 2048,
+    .bias_keys = "self_attn.=attention_bias mlp.=mlp_bias",
     .read = read_llama,
 };
 

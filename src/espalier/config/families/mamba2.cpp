@@ -48,6 +48,7 @@ constexpr ModelFamily kMamba2Family{
         "norm_before_gate num_heads rescale_prenorm_residual residual_in_fp32 rms_norm state_size "
         "time_step_floor time_step_init_scheme time_step_limit time_step_max time_step_min time_step_rank "
         "time_step_scale use_bias use_conv_bias",
+    .bias_keys = "mixer.conv1d.=use_conv_bias mixer.=use_bias",
     .read = read_mamba2,
 };
 

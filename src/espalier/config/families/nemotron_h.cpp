@@ -124,6 +124,9 @@ constexpr ModelFamily kNemotronHFamily{
         "num_experts_per_tok num_nextn_predict_layers time_step_max time_step_floor num_local_experts "
         "rescale_prenorm_residual time_step_min time_step_limit num_logits_to_keep routed_scaling_factor "
         "topk_group time_step_rank residual_in_fp32 use_bias use_conv_bias use_mamba_kernels",
+    .bias_keys =
+        "mixer.conv1d.=use_conv_bias mixer.in_proj.=use_bias mixer.out_proj.=use_bias "
+        "mixer.up_proj.=mlp_bias mixer.down_proj.=mlp_bias",
     .read = read_nemotron_h,
     .read_rope = [](const ConfigReader&, DecoderConfig*) {},
 };

@@ -49,6 +49,7 @@ constexpr ModelFamily kOlmo2Family{
     .max_position_embeddings = 2048,
     .rms_norm_eps = 1e-5,
     .pad_token_id = 1,
+    .bias_keys = "self_attn.=attention_bias",
     .read = read_olmo2,
 };
 
@@ -57,6 +58,7 @@ constexpr ModelFamily kOlmo3Family{
     .max_position_embeddings = 2048,
     .rms_norm_eps = 1e-5,
     .pad_token_id = 1,
+    .bias_keys = "self_attn.=attention_bias",
     .read = read_olmo3,
     .read_rope = read_olmo3_ropes,
 };

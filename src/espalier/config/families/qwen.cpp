@@ -48,6 +48,7 @@ constexpr ModelFamily kQwen3Family{
     .max_position_embeddings = 32768,
     .num_key_value_heads = 32,
     .head_dim = 128,
+    .bias_keys = "self_attn.=attention_bias",
     .read = read_qwen3,
 };
 
@@ -58,6 +59,7 @@ constexpr ModelFamily kQwen3MoeFamily{
     .keys =
         "decoder_sparse_step mlp_only_layers moe_intermediate_size norm_topk_prob num_experts "
         "num_experts_per_tok num_local_experts router_aux_loss_coef",
+    .bias_keys = "self_attn.=attention_bias",
     .read = read_qwen3_moe,
 };
 

@@ -85,6 +85,7 @@ constexpr ModelFamily kQwen3NextFamily{
         "linear_num_key_heads linear_num_value_heads linear_value_head_dim mlp_only_layers "
         "moe_intermediate_size norm_topk_prob num_experts num_experts_per_tok num_local_experts "
         "router_aux_loss_coef shared_expert_intermediate_size",
+    .bias_keys = "self_attn.=attention_bias",
     .read = read_qwen3_next,
 };
 
@@ -101,6 +102,7 @@ constexpr ModelFamily kQwen35Family{
         "attn_output_gate full_attention_interval linear_conv_kernel_dim linear_key_head_dim "
         "linear_num_key_heads linear_num_value_heads linear_value_head_dim mamba_ssm_dtype "
         "mtp_num_hidden_layers mtp_use_dedicated_embeddings",
+    .bias_keys = "self_attn.=attention_bias",
     .read = read_gated_delta_layers,
 };
 
@@ -118,6 +120,7 @@ constexpr ModelFamily kQwen35MoeFamily{
         "linear_num_key_heads linear_num_value_heads linear_value_head_dim mamba_ssm_dtype "
         "moe_intermediate_size mtp_num_hidden_layers mtp_use_dedicated_embeddings norm_topk_prob num_experts "
         "num_experts_per_tok num_local_experts router_aux_loss_coef shared_expert_intermediate_size",
+    .bias_keys = "self_attn.=attention_bias",
     .read = read_qwen3_5_moe,
 };
 

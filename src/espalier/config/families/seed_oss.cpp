@@ -28,6 +28,7 @@ constexpr ModelFamily kSeedOssFamily{
     .null_head_dim = true,
     .pad_token_id = 1,
     .keys = "attention_out_bias residual_dropout",
+    .bias_keys = "self_attn.o_proj.=attention_out_bias self_attn.=attention_bias mlp.=mlp_bias",
     .read = read_seed_oss,
 };
 

@@ -50,6 +50,7 @@ constexpr ModelFamily kSmolLm3Family{
     .pad_token_id = 128004,
     // Transformers ignores pretraining_tp, which the first release has.
     .keys = "no_rope_layer_interval no_rope_layers pretraining_tp",
+    .bias_keys = "self_attn.=attention_bias mlp.=mlp_bias",
     .read = read_smollm3,
 };
 

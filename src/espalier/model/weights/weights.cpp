@@ -25,6 +25,7 @@
 #include "espalier/base/manifest.h"
 #include "espalier/base/safetensors.h"
 #include "espalier/config/config.h"
+#include "espalier/config/families/family.h"
 #include "espalier/model/weights/fused_experts.h"
 #include "espalier/model/weights/tensor_bytes.h"
 #include "espalier/ops/checks.h"
@@ -57,11 +58,10 @@ std::string no_such_parameter(const DecoderConfig& config) {
 
 std::string reason_in_layer(const DecoderConfig& config, std::string_view part) {
   if (part.ends_with(".bias")) {
-    if (part.starts_with("mlp.")) return "config.json says that mlp_bias is false";
-    const AttentionSpec* attention = config.attention();
-    if (part == "self_attn.o_proj.bias" && attention != nullptr && attention->bias)
+    const std::string_view key = bias_key(config, part);
+    if (!key.empty()) return fmt::format("config.json says that {} is false", key);
+    if (part.starts_with("self_attn.") || part.starts_with("mlp."))
       return fmt::format("a {} model has no bias there", config.model_type);
-    if (part.starts_with("self_attn.")) return "config.json says that attention_bias is false";
   }
   if (ends_with_any(part, {"q_norm.weight", "k_norm.weight"}))
     return fmt::format("config.json says that the model is a {}, which has no norms of queries and keys",

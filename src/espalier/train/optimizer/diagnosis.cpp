@@ -69,7 +69,7 @@ std::string suspicious_terms(const Decoder& decoder, const Step& step, const Los
   std::vector<double> logprobs(trajectories.num_tokens(), std::numeric_limits<double>::quiet_NaN());
   Step undivided = step;
   undivided.context_group = nullptr;  // each rank looks at all of its micro-batches
-  compute_logprobs(decoder, trajectories, undivided, &logprobs);
+  compute_logprobs(decoder, loss, undivided, &logprobs);
   const TermFindings found = look_at_terms(step, loss, logprobs);
   if (found.nonfinite > 0) {
     return fmt::format(

@@ -35,7 +35,7 @@ Description describe(const Reference& reference, const Trajectories& trajectorie
                    {"config", hash_file(reference.model / "config.json")},
                    {"dtype", dtype_name(reference.dtype)}};
   const auto hashes = content_hashes(trajectories);
-  for (const char* column : {"input_ids", "loss_weights", "routed_experts"}) {
+  for (const char* column : {"input_ids", "loss_weights", "routed_experts", "temperature"}) {
     const auto found = hashes.find(column);
     text[column] = found == hashes.end() ? "" : found->second;
   }
@@ -93,12 +93,12 @@ at::Tensor compute(const Reference& reference, const Trajectories& trajectories,
   const Decoder decoder = load_decoder(reference.model, reference.dtype, reference.device);
   check_recorded_routes("reference-model", trajectories, router_shape(decoder.config()),
                         decoder.config().num_hidden_layers());
-  const PlanCosts costs{
-      assumed_times(decoder.config(), reference.device),
-      memory_model(decoder.config(), reference.dtype, *make_objective(ObjectiveOptions{}), reference.device)};
+  const Loss loss = Loss::at_row_temperatures(trajectories);
+  const PlanCosts costs{assumed_times(decoder.config(), reference.device),
+                        memory_model(decoder.config(), reference.dtype, loss, reference.device)};
   const Step step = make_step(trajectories, {.plan = reference.plan, .costs = &costs});
   std::vector<double> values(trajectories.num_tokens());
-  compute_logprobs(decoder, trajectories, step, &values, progress, group);
+  compute_logprobs(decoder, loss, step, &values, progress, group);
   check_finite(trajectories, values, "log-probability by reference-model");
   return at::tensor(values, at::kDouble).to(reference.dtype == at::kDouble ? at::kDouble : at::kFloat);
 }
