@@ -244,7 +244,8 @@ def test_a_loss_of_ones_own():
     model, batch, shapes = make_model("qwen3"), padded(branching_rows()), []
 
     def loss_function(logits, labels, vocab_size, **_):
-        shapes.append(logits.shape)
+        if len(logits) != 2:  # of a test whether it looks at padding
+            shapes.append(logits.shape)
         return logits[:, :-1].gather(-1, labels[:, 1:].clamp(min=0).unsqueeze(-1)).mean()
 
     model.loss_function = loss_function

@@ -117,7 +117,8 @@ def test_models_of_deepspeed(is_training):
     with pytest.raises(Unsupported, match="DeepSpeed: expected a model whose gradients are those of PyTorch, received a Deep"):
         patch(DeepSpeedEngine(model))
     patch(model)
-    model.model.norm.weight.ds_id = 7
+    for parameter in model.parameters():  # DeepSpeed takes all
+        parameter.ds_id = 7
     with pytest.raises(Unsupported, match="DeepSpeed: .*received one that DeepSpeed has taken over"):
         model(**padded(branching_rows()))
 

@@ -45,6 +45,10 @@ def tree_attention(module: Any, query: Tensor, key: Tensor, value: Tensor, atten
     if attention_mask is not None:
         raise Unsupported(f"attention: expected no mask, since the forest says which tokens see which, received one that "
                           f"{type(module).__name__} was handed by the code around it")  # fmt: skip
+    declared = getattr(getattr(module, "config", None), "sliding_window", sliding_window)
+    if sliding_window is not None and isinstance(declared, int | None) and declared != sliding_window:
+        raise Unsupported(f"sliding_window: expected {declared}, by which the config makes masks, received {sliding_window} "
+                          f"from {type(module).__name__}; set both")  # fmt: skip
     run.count_attention(module)
     if getattr(module, "attn_temperature_tuning", False):
         query = _at_positions(module, run, query)

@@ -82,7 +82,7 @@ class Snapshot:
         for path, part in module.named_modules():
             self.changes += _changes_of_module(module, path, part, faults.get(type(part)))
         for hook in _global_hooks():
-            if not _is_of_wrapper(hook):
+            if not is_hook_of_wrapper(hook):
                 self.changes.append(Change("", f"a hook on all modules, {_described(hook)},", Role.ROWS))
 
     def is_current(self, module: Any, *classes: Any) -> bool:
@@ -212,11 +212,17 @@ def _changed_attention(backbone: Any, attention: list[_Code]) -> Iterator[Change
 def _changed_functions(code: list[_Code]) -> Iterator[Change]:
     """Functions of modules of Transformers that others have replaced."""
     for scope, name, function in code:
-        if not isinstance(scope, dict) or _is_library_function(function):
+        if not isinstance(scope, dict) or _is_library_function(function) or _is_imported(scope, function):
             continue
         is_attention = "mask" in name or name == "eager_attention_forward"
         what = f"{scope['__name__']}.{name} from {_described(function)}"
         yield Change("", what, Role.ATTENTION if is_attention else Role.PATHS)
+
+
+def _is_imported(scope: Mapping[str, Any], function: Any) -> bool:
+    """Whether the file of a module imports from the package that a function is of."""
+    package = _package_of(_stock_of(function))
+    return bool(re.search(rf"^\s*(from|import) {re.escape(package)}\b", _text_of(str(scope["__name__"])), flags=re.MULTILINE))
 
 
 def _stock_of(function: Any) -> Any:
@@ -281,7 +287,7 @@ def _changes_of_module(backbone: Any, path: str, module: Any, fault: str | None)
         if value := getattr(module, name):  # both look at all tokens of a batch, with padding
             yield Change(path, f"{name}={value}", Role.ROWS, module)
     for hook in () if module is backbone else _hooks_of(module):
-        if not _is_of_wrapper(hook):
+        if not is_hook_of_wrapper(hook):
             yield Change(path, f"a hook, {_described(hook)},", Role.ROWS, module)
 
 
@@ -308,14 +314,14 @@ def _is_passing(function: Any, stock: Any = None) -> bool:
         inner = getattr(function, "__func__", function)
         if inner is stock:
             return True
-        if not _is_of_wrapper(inner) and not is_library_code(inner):
+        if not is_hook_of_wrapper(inner) and not is_library_code(inner):
             return False
         function = getattr(inner, "__wrapped__", None)
         if function is None:
             return True
 
 
-def _is_of_wrapper(hook: Any) -> bool:
+def is_hook_of_wrapper(hook: Any) -> bool:
     """Whether it is code of a library that passes on what it is called with. What carries data, such as an adapter for each
     row, does more."""
     if isinstance(hook, functools.partial):
@@ -346,11 +352,15 @@ def _source_of(cls: Any) -> str:
 
 
 @functools.cache
+def _text_of(module: str) -> str:
+    path = sys.modules[module].__file__
+    return "" if path is None else Path(path).read_text(encoding="utf-8")
+
+
+@functools.cache
 def _segments(module: str) -> dict[str, str]:
     """The source of each class of a module."""
-    path = sys.modules[module].__file__
-    text = "" if path is None else Path(path).read_text(encoding="utf-8")
-    pieces = re.split(r"^class ", text, flags=re.MULTILINE)[1:]
+    pieces = re.split(r"^class ", _text_of(module), flags=re.MULTILINE)[1:]
     return {piece.partition("(")[0].partition(":")[0].strip(): piece for piece in pieces}
 
 
@@ -414,10 +424,3 @@ def carry_over(changes: Sequence[Change], model: Any) -> None:
                 setattr(module, name, MethodType(value.__func__, module))
             else:
                 raise NotCarriedOver(f"{change} is no method of its module")
-
-
-def is_plain_adapter(change: Change) -> bool:
-    """Whether it is PEFT's wrapper of a layer, or LoRA without variants, which take tokens one at a time whatever their state."""
-    if type(change.module).__module__ == "peft.utils.other":
-        return True
-    return type(change.module).__module__ == "peft.tuners.lora.layer" and not change.module.lora_variant

@@ -35,7 +35,8 @@ def _view_class(config_class: Any) -> Any:
         return view.espalier_original._attn_implementation if view.espalier_rest.is_on() else view.espalier_name
 
     def set_attention(view: Any, value: Any) -> None:
-        view.espalier_original._attn_implementation = value
+        if value != view.espalier_name:  # which somebody has read here before, to set it again
+            view.espalier_original._attn_implementation = value
 
     # Copies and pickles hold a view of the config's copy.
     def copied(view: Any, memo: dict[int, Any]) -> Any:

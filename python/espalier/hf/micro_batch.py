@@ -127,6 +127,7 @@ class MicroBatchModel:
         if self._takes_positions:
             inputs["position_ids"] = run.position.long().unsqueeze(0)
         self._patch.runs.add(run)
+        self._patch.rest.is_lasting = False
 
         def forward(*args: Any, **kwargs: Any) -> Any:
             _check_handed_on(inputs["input_ids"], *args, **kwargs)

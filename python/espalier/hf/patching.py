@@ -21,9 +21,10 @@ from .argument_names import may_be_read
 from .asked import Asked, Given, asked_of, asking, index_of
 from .config_view import is_view, original_of, tree_view
 from .dropout import checked_choice, noise_of_batch
-from .changes import Role, Snapshot, attention_modules, is_plain_adapter, refuse_attention
+from .around import Around
+from .changes import Role, Snapshot, attention_modules, refuse_attention
 from .families import (TrainingSettings, backbone_of, check_followed, check_model, check_training, composite_of,
-                       is_tested_family, mixer_of)  # fmt: skip
+                       is_tested_family, mixer_of, unwrapped)  # fmt: skip
 from .resting import Rest
 from .rows import BOUNDARIES, INPUTS, Rows, check_boundaries, read_rows
 from .run import Expand, TreeRun
@@ -60,6 +61,8 @@ def apply_patch(model: Model, backend: str = "auto", check: Callable[[Any, Mappi
     given.check = check
     given.unchecked = None if check is None else weakref.ref(model)
     shared_head.attach(model, backbone)
+    inner = unwrapped(model)
+    given.around = None if inner is backbone else Around(inner)
     return model
 
 
@@ -191,7 +194,8 @@ class Patch:
         self.has_changed_code = has_changed_code  # in what mixes tokens
         self.snapshot: Snapshot | None = None  # of the code that was looked at last
         self.settings: TrainingSettings | None = None  # as of the snapshot
-        self.head: Snapshot | None = None  # of the code of the head
+        self.around: Around | None = None  # the model with a head
+        self.said: set[str] = set()  # why batches have run unshared
         self.unshared: str | None = None  # why batches run unshared
         self.tokenwise: set[Any] = set()  # kinds of modules that have passed their test
         self.is_on_trial = False  # while a proof runs
@@ -212,13 +216,17 @@ class Patch:
 
     def attach(self, backbone: Any) -> None:
         self._attach_layers(backbone)
+        self._attach_views(backbone)
+        backbone.forward = Forward(backbone)
+        backbone._replicate_for_data_parallel = refuse_replicas
+
+    def _attach_views(self, backbone: Any) -> None:
+        """Gives configs another name for attention; harmless where they have it."""
         views: dict[int, Any] = {}  # one for each config
         for module in backbone.modules():
             config = module.__dict__.get("config")
-            if hasattr(config, "_attn_implementation"):
+            if hasattr(config, "_attn_implementation") and not is_view(config):
                 module.config = views.setdefault(id(config), tree_view(config, attention.NAME, self.rest))
-        backbone.forward = Forward(backbone)
-        backbone._replicate_for_data_parallel = refuse_replicas
 
     def _attach_layers(self, backbone: Any) -> None:
         self.install_mixers(backbone)
@@ -257,26 +265,22 @@ class Patch:
         if has_changed_code or not self.is_proven:
             check_family(backbone, snapshot)
         self.is_proven = True
+        self._attach_views(backbone)  # of modules that are new
         hooks, modules = snapshot.of_role(Role.ROWS), snapshot.of_role(Role.TOKENS)
         if modules and not hooks and device.type != "meta":
             with self.rest.here():
                 check_tokenwise(backbone, modules, device, self.dropout, self.tokenwise)
-        if hooks and self.unshared != str(hooks[0]):
-            warnings.warn(f"espalier.hf.patch: batches run unshared, as they would unpatched: {hooks[0]} may look at rows of the "
-                          "batch; remove it to share tokens", stacklevel=2)  # fmt: skip
         self.unshared = str(hooks[0]) if hooks else None
-        self.rest.is_lasting = bool(hooks)
         self.attention = attention_modules(backbone)
         self.settings = TrainingSettings.of(backbone)
         self.snapshot = Snapshot(backbone)  # without what was attached for the tests
 
-    def may_share_head(self, model: Any, backbone: Any, head: Any) -> bool:
+    def may_share_head(self, model: Any, backbone: Any) -> bool:
         """Whether `model` calls the patched backbone, and its head, with code that the tests cover."""
         if not isinstance(backbone.__dict__.get("forward"), Forward):
             return False
-        if self.head is None or not self.head.is_current(head, type(model)):
-            self.head = Snapshot(head, type(model))
-        return all(is_plain_adapter(change) for change in self.head.changes)
+        self.around = self.around or Around(model)
+        return not self.around.changes()
 
     def detach(self, backbone: Any) -> None:
         if not isinstance(backbone.__dict__.get("forward"), Forward):
@@ -329,8 +333,8 @@ class Patch:
 
     def __getstate__(self) -> dict[str, Any]:
         model = None if self.unchecked is None else self.unchecked()
-        looked_at: dict[str, Any] = {"snapshot": None, "settings": None, "head": None, "attention": {}, "tokenwise": set()}
-        return self.__dict__ | looked_at | {"unchecked": model, "is_proven": False, "meter": None}
+        looked_at: dict[str, Any] = {"snapshot": None, "settings": None, "around": None, "attention": {}, "is_proven": False}
+        return self.__dict__ | looked_at | {"unchecked": model, "meter": None, "said": set(), "tokenwise": set()}
 
     def __setstate__(self, state: Mapping[str, Any]) -> None:
         self.__dict__.update(state)
@@ -407,7 +411,9 @@ def forward(backbone: Any, *args: Any, **kwargs: Any) -> Any:
             return given.call_stock(backbone, arguments)
     if asked is None and (reason := given.look(backbone, arguments.get("input_ids"))) is not None:
         return _unshared(backbone, given, arguments, reason)
-    arguments = text_rows.of_rows(backbone, arguments)
+    original, arguments = arguments, text_rows.of_rows(backbone, arguments)
+    if asked is None and given.around is not None and (reason := given.around.sees_padding(backbone)) and _has_padding(arguments):
+        return _unshared(backbone, given, original, reason)
     batch = dict(arguments)
     passed_on = _checked(backbone, arguments, given.dropout)
     if given.unchecked is not None and torch.is_grad_enabled():
@@ -416,12 +422,23 @@ def forward(backbone: Any, *args: Any, **kwargs: Any) -> Any:
     return _run(backbone, given, arguments, passed_on, asked)
 
 
+@torch.compiler.disable  # type: ignore[untyped-decorator]
+def _has_padding(arguments: Mapping[str, Any]) -> bool:
+    mask = arguments.get("attention_mask")
+    return isinstance(mask, torch.Tensor) and bool((mask == 0).any())
+
+
 def _unshared(backbone: Any, given: Patch, arguments: dict[str, Any], reason: str) -> Any:
     """What the backbone computes unpatched. Raises Unsupported where that would mix packed rows, or know nothing of routes."""
     batch = text_rows.of_rows(backbone, arguments)
     positions = batch.get("position_ids")
     is_packed = any(name in batch for name in BOUNDARIES) or (
         isinstance(positions, torch.Tensor) and bool((positions.diff(dim=-1) != 1).any()))  # fmt: skip
+    given.rest.is_lasting = True  # so that checkpointing computes the same again
+    if reason not in given.said:
+        given.said.add(reason)
+        warnings.warn(f"espalier.hf.patch: batches run unshared, as they would unpatched: {reason} may look at rows of the "
+                      "batch, or at padding; remove it to share tokens", stacklevel=2)  # fmt: skip
     if routes.NAME in arguments:
         raise Unsupported(f"{routes.NAME}: expected layers that take tokens one at a time, received {reason}, with which batches "
                           "run unshared; remove it")  # fmt: skip
@@ -481,6 +498,7 @@ def _check_first_batch(given: Patch, batch: Mapping[str, Any]) -> None:
 
 
 def _run(backbone: Any, given: Patch, arguments: dict[str, Any], passed_on: Mapping[str, Any], asked: Asked | None) -> Any:
+    given.rest.is_lasting = False
     run, inputs, index = _planned(backbone, given, arguments, asked)
     inputs |= {**passed_on, "use_cache": False, "return_dict": True, "espalier_tree": run}
     length = arguments["input_ids"].shape[1]

@@ -265,11 +265,11 @@ def _proven_itself(backbone: Any, attach: Attach, doubt: str) -> verdicts.Verdic
         return verdicts.Verdict(own + f"would need rows longer than a window or chunk of {longest} tokens")
     case = Case.of(_longer_rows(longest))
     try:
-        with torch.inference_mode(False):
+        with torch.inference_mode(False), _computing_in(first.dtype):
             error, noise = _error_on_device(backbone, attach, case, first.device)
     except Exception as failure:  # whatever any model may do
         return verdicts.Verdict(own + f"fails on trees: {_described(failure)}")
-    epsilon = max(torch.finfo(first.dtype).eps, torch.finfo(torch.float32).eps)  # in which many layers compute
+    epsilon = max(torch.finfo(first.dtype).eps, 1e-13)
     if not noise <= _MOST_NOISE * epsilon:
         return verdicts.Verdict(own + f"gives a token other results when other tokens follow it, by {noise:.1g}")
     if not error <= _MOST_OF_NOISE * max(noise, epsilon):
@@ -281,9 +281,9 @@ def _proven_itself(backbone: Any, attach: Attach, doubt: str) -> verdicts.Verdic
 
 
 def _longer_rows(length: int) -> list[list[int]]:
-    """ROWS with a trunk that is longer than `length`."""
-    lead = [3 + number * 7 % 40 for number in range(length)]
-    return [lead + row if row[:len(_TRUNK)] == _TRUNK else row for row in ROWS]
+    """ROWS with trunks that are longer than `length`."""
+    lead, other = ([start + number * 7 % 40 for number in range(length)] for start in (3, 4))
+    return [lead + row if row[:len(_TRUNK)] == _TRUNK else other + row for row in ROWS]
 
 
 def _error_on_device(backbone: Any, attach: Attach, case: Case, device: Any) -> tuple[float, float]:
@@ -296,7 +296,7 @@ def _error_on_device(backbone: Any, attach: Attach, case: Case, device: Any) -> 
         equal = torch.tensor(EQUAL_ROWS, device=device)
         in_batch, _ = _with_embeddings(backbone, {"input_ids": equal}, [equal.shape[1]] * len(equal))
         equal_alone = [_with_embeddings(backbone, {"input_ids": row.unsqueeze(0)})[0][0] for row in equal]
-    was_on_trial = patch is not None and patch.is_on_trial
+    before = None if patch is None else (patch.is_on_trial, patch.sharing)
     attach(backbone)
     try:
         together, ours = _with_embeddings(backbone, case.batch(device), [len(row) for row in case.rows])
@@ -305,7 +305,7 @@ def _error_on_device(backbone: Any, attach: Attach, case: Case, device: Any) -> 
             backbone._espalier.detach(backbone)
             del backbone._espalier
         else:
-            patch.is_on_trial = was_on_trial
+            patch.is_on_trial, patch.sharing = before
     errors = [(together[number, :len(row)] - outputs[number][0]).norm() / outputs[number].norm()
               for number, row in enumerate(case.rows)]  # fmt: skip
     if ours is not None:

@@ -1,0 +1,97 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The code around a patched backbone: the model with a head, its head and its loss.
+
+The head may be shared where this code is what the tests cover. Other code gets the hidden states of all rows, which are zeros at
+padding; where it may look at these, batches with padding run unshared.
+"""
+
+import weakref
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import nn
+from transformers.loss import loss_utils
+
+from .changes import Change, Snapshot, is_hook_of_wrapper
+from .origin import is_library_code
+
+_LIGER = "liger_kernel."  # whose forwards and losses take tokens with labels alone
+
+
+class Around:
+    """What is around a backbone. Does not keep the model alive."""
+
+    def __init__(self, model: Any) -> None:
+        self._model = weakref.ref(model)
+        self._snapshot: Snapshot | None = None
+        self._losses: dict[Any, bool] = {}  # whether they ignore logits without a label
+
+    def changes(self) -> list[Change]:
+        """What others have changed of the head and of the class of the model, but for LoRA."""
+        model = self._model()
+        head = None if model is None else model.get_output_embeddings()
+        if head is None:
+            return []
+        if self._snapshot is None or not self._snapshot.is_current(head, type(model)):
+            self._snapshot = Snapshot(head, type(model))
+        return [change for change in self._snapshot.changes if not _is_plain_adapter(change)]
+
+    def sees_padding(self, backbone: Any) -> str | None:
+        """The code that may look at hidden states or logits at padding, for messages; None where none does."""
+        model = self._model()
+        if model is None:
+            return None
+        return next(self._suspects(model, backbone), None)
+
+    def _suspects(self, model: Any, backbone: Any) -> Iterator[str]:
+        for change in self.changes():
+            if _LIGER not in str(change):
+                yield str(change)
+        forward = model.__dict__.get("forward")
+        origin = str(getattr(getattr(forward, "__func__", forward), "__module__", None) or type(forward).__module__)
+        if forward is not None and not (origin + ".").startswith((_LIGER, "espalier.", "accelerate.", "peft.", "torch.", "trl.")):
+            yield f"a forward of the model from {origin}"
+        for module in (model, backbone, *_modules_of_head(model)):
+            for hook in (*module._forward_hooks.values(), *module._forward_pre_hooks.values(),
+                         *module._backward_hooks.values(), *module._backward_pre_hooks.values()):  # fmt: skip
+                if not is_hook_of_wrapper(hook):
+                    yield f"a hook of {type(module).__name__}"
+        loss = getattr(model, "loss_function", None)
+        if loss is not None and not self._ignores_padding(loss, model.config):
+            yield "a loss that looks at logits without labels"
+
+    def _ignores_padding(self, loss: Any, config: Any) -> bool:
+        functions = (loss, loss_utils.fixed_cross_entropy, nn.functional.cross_entropy)
+        if all(map(is_library_code, functions)):
+            return True
+        if functions not in self._losses:
+            self._losses[functions] = _is_alike_without_labels(loss, getattr(config, "vocab_size", 16))
+        return self._losses[functions]
+
+
+def _modules_of_head(model: Any) -> Iterator[Any]:
+    head = getattr(model, "get_output_embeddings", lambda: None)()
+    return iter(()) if head is None else iter(head.modules())
+
+
+@torch.no_grad()
+def _is_alike_without_labels(loss: Any, vocabulary: int) -> bool:
+    """Whether a loss stays when logits change at places without a label; False where it does not say."""
+    generator = torch.Generator(device="cpu").manual_seed(0)
+    logits = torch.randn(2, 5, vocabulary, generator=generator, device="cpu")
+    labels = torch.tensor([[-100, 1, 2, 3, -100], [-100, 0, 1, -100, -100]], device="cpu")
+    others = logits.clone()
+    others[0, 3:], others[1, 2:] = 0, 0
+    try:
+        both = [loss(logits=each.clone(), labels=labels, vocab_size=vocabulary) for each in (logits, others)]
+        return bool(torch.isclose(*both))
+    except Exception:  # whatever a loss of others needs
+        return False
+
+
+def _is_plain_adapter(change: Change) -> bool:
+    """Whether it is PEFT's wrapper of a layer, or LoRA without variants, which take tokens one at a time whatever their state."""
+    if type(change.module).__module__ == "peft.utils.other":
+        return True
+    return type(change.module).__module__ == "peft.tuners.lora.layer" and not change.module.lora_variant
