@@ -296,7 +296,7 @@ def _error_on_device(backbone: Any, attach: Attach, case: Case, device: Any) -> 
         equal = torch.tensor(EQUAL_ROWS, device=device)
         in_batch, _ = _with_embeddings(backbone, {"input_ids": equal}, [equal.shape[1]] * len(equal))
         equal_alone = [_with_embeddings(backbone, {"input_ids": row.unsqueeze(0)})[0][0] for row in equal]
-    before = None if patch is None else (patch.is_on_trial, patch.sharing)
+    was_on_trial, sharing = (False, None) if patch is None else (patch.is_on_trial, patch.sharing)
     attach(backbone)
     try:
         together, ours = _with_embeddings(backbone, case.batch(device), [len(row) for row in case.rows])
@@ -305,7 +305,7 @@ def _error_on_device(backbone: Any, attach: Attach, case: Case, device: Any) -> 
             backbone._espalier.detach(backbone)
             del backbone._espalier
         else:
-            patch.is_on_trial, patch.sharing = before
+            patch.is_on_trial, patch.sharing = was_on_trial, sharing
     errors = [(together[number, :len(row)] - outputs[number][0]).norm() / outputs[number].norm()
               for number, row in enumerate(case.rows)]  # fmt: skip
     if ours is not None:
