@@ -11,6 +11,7 @@ import pytest
 import torch
 from transformers import AttentionInterface, AutoModelForCausalLM
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.models.bert.modeling_bert import BertSelfAttention
 from transformers.models.llama.modeling_llama import LlamaAttention, LlamaMLP, LlamaRMSNorm, apply_rotary_pos_emb
 from transformers.models.olmo2.modeling_olmo2 import Olmo2Attention, Olmo2MLP
 
@@ -176,6 +177,14 @@ def test_one_layer_with_a_method_of_its_own():
     copied.model.layers[1].self_attn.forward = scaled(LlamaAttention.forward, 1.3).__get__(copied.model.layers[1].self_attn)
     assert_as_unpatched(patch(model), results(copied, batch), batch)
     assert sharing(model).ratio > 1.3
+
+
+def test_the_forward_of_another_class_of_transformers_is_a_replacement():
+    model = make_model("llama")
+    attention = model.model.layers[0].self_attn
+    attention.forward = BertSelfAttention.forward.__get__(attention)
+    with pytest.raises(Unsupported, match="received a forward from BertSelfAttention.forward .* in layers.0.self_attn"):
+        patch(model)
 
 
 def test_a_closure_is_proven_on_the_model_itself():

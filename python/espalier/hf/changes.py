@@ -2,8 +2,7 @@
 """What other code has changed in a backbone of Transformers: forwards, classes, hooks, attention functions.
 
 The tests and proofs of a family hold for the code that they ran. A Snapshot says in a fraction of a millisecond whether a
-backbone still has the code that was looked at last, and `changes_of` names what is not the libraries' own, with what follows
-from it (Role).
+backbone still has the code that was looked at last, and names what is not the libraries' own, with what follows from it (Role).
 """
 
 import enum
@@ -204,25 +203,30 @@ def _home_of(cls: Any) -> str:
 def _changed_attention(backbone: Any, attention: list[_Code]) -> Iterator[Change]:
     for scope, key, function in attention:
         target = function.func if isinstance(function, functools.partial) else function
-        if function is not None and not isinstance(function, nn.Module) and not _is_library_function(target):
-            what = f"{scope['__name__']}.{key}" if "__name__" in scope else f"the attention function {key!r}"
+        is_in_module = "__name__" in scope
+        if function is None or _is_library_function(target) or (is_in_module and _is_imported(scope, key, function)):
+            continue
+        if not isinstance(function, nn.Module):
+            what = f"{scope['__name__']}.{key}" if is_in_module else f"the attention function {key!r}"
             yield Change("", f"{what} from {_described(function)}", Role.ATTENTION)
 
 
 def _changed_functions(code: list[_Code]) -> Iterator[Change]:
     """Functions of modules of Transformers that others have replaced."""
     for scope, name, function in code:
-        if not isinstance(scope, dict) or _is_library_function(function) or _is_imported(scope, function):
+        if not isinstance(scope, dict) or _is_library_function(function) or _is_imported(scope, name, function):
             continue
         is_attention = "mask" in name or name == "eager_attention_forward"
         what = f"{scope['__name__']}.{name} from {_described(function)}"
         yield Change("", what, Role.ATTENTION if is_attention else Role.PATHS)
 
 
-def _is_imported(scope: Mapping[str, Any], function: Any) -> bool:
-    """Whether the file of a module imports from the package that a function is of."""
-    package = _package_of(_stock_of(function))
-    return bool(re.search(rf"^\s*(from|import) {re.escape(package)}\b", _text_of(str(scope["__name__"])), flags=re.MULTILINE))
+def _is_imported(scope: Mapping[str, Any], name: str, function: Any) -> bool:
+    """Whether the file of a module imports from the package that a function is of, or sets the name itself when it is needed, as
+    those of kernels from the Hub."""
+    package = re.escape(_package_of(_stock_of(function)))
+    pattern = rf"^\s*(from|import) {package}\b|^\s*global\b.*\b{name}\b"
+    return bool(re.search(pattern, _text_of(str(scope["__name__"])), flags=re.MULTILINE))
 
 
 def _stock_of(function: Any) -> Any:
@@ -317,8 +321,9 @@ def _is_passing(function: Any, stock: Any = None) -> bool:
         if not is_hook_of_wrapper(inner) and not is_library_code(inner):
             return False
         function = getattr(inner, "__wrapped__", None)
-        if function is None:
-            return True
+        if function is None:  # the forward of another class of Transformers is a replacement
+            scope = getattr(inner, "__globals__", {})
+            return stock is None or not str(scope.get("__name__")).startswith("transformers.models.")
 
 
 def is_hook_of_wrapper(hook: Any) -> bool:
@@ -377,7 +382,6 @@ def refuse_attention(snapshot: Snapshot) -> None:
         raise Unsupported(f"espalier.hf.patch: expected attention and masks of Transformers, which the patch computes in "
                           f"another way, received {change}; load the model with attn_implementation=\"sdpa\", or train it "
                           "unpatched")  # fmt: skip
-
 
 
 def functions_of(snapshot: Snapshot) -> list[tuple[str, Any]]:
