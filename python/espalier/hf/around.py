@@ -13,10 +13,11 @@ import torch
 from torch import nn
 from transformers.loss import loss_utils
 
-from .changes import Change, Snapshot, is_hook_of_wrapper
+from .changes import Change, Role, Snapshot, is_hook_of_wrapper
 from .origin import is_library_code
 
 _LIGER = "liger_kernel."  # whose forwards and losses take tokens with labels alone
+_KNOWN = (_LIGER, "accelerate.", "espalier.", "peft.", "torch.", "trl.")
 
 
 class Around:
@@ -35,7 +36,9 @@ class Around:
             return []
         if self._snapshot is None or not self._snapshot.is_current(head, type(model)):
             self._snapshot = Snapshot(head, type(model))
-        return [change for change in self._snapshot.changes if not _is_plain_adapter(change)]
+        stateful = [Change(path, "a parametrization", Role.TOKENS) for path, part in head.named_modules()
+                    if "parametrizations" in part._modules]  # fmt: skip
+        return stateful + [change for change in self._snapshot.changes if not _is_plain_adapter(change)]
 
     def sees_padding(self, backbone: Any) -> str | None:
         """The code that may look at hidden states or logits at padding, for messages; None where none does."""
@@ -48,10 +51,10 @@ class Around:
         for change in self.changes():
             if _LIGER not in str(change):
                 yield str(change)
-        forward = model.__dict__.get("forward")
-        origin = str(getattr(getattr(forward, "__func__", forward), "__module__", None) or type(forward).__module__)
-        if forward is not None and not (origin + ".").startswith((_LIGER, "espalier.", "accelerate.", "peft.", "torch.", "trl.")):
-            yield f"a forward of the model from {origin}"
+        for module in (model, backbone):
+            forward = module.__dict__.get("forward")
+            if forward is not None and not (origin := _origin_of(forward) + ".").startswith(_KNOWN):
+                yield f"a forward of {type(module).__name__} from {origin[:-1]}"
         for module in (model, backbone, *_modules_of_head(model)):
             for hook in (*module._forward_hooks.values(), *module._forward_pre_hooks.values(),
                          *module._backward_hooks.values(), *module._backward_pre_hooks.values()):  # fmt: skip
@@ -68,6 +71,13 @@ class Around:
         if functions not in self._losses:
             self._losses[functions] = _is_alike_without_labels(loss, getattr(config, "vocab_size", 16))
         return self._losses[functions]
+
+
+def _origin_of(forward: Any) -> str:
+    """The module that the code of a forward is from: decorators copy names."""
+    function = getattr(forward, "__func__", forward)
+    scope = getattr(function, "__globals__", None)
+    return str(type(function).__module__ if scope is None else scope.get("__name__"))
 
 
 def _modules_of_head(model: Any) -> Iterator[Any]:

@@ -31,6 +31,7 @@ _WRAPPERS = ("accelerate.", "deepspeed.", "espalier.", "peft.", "torch.distribut
 # Libraries whose functions stand in for those of Transformers' modules; the patch has its own in their place.
 _KERNELS = ("causal_conv1d", "espalier", "fla", "kernels", "mamba_ssm")
 _ACROSS = re.compile("enc|cross", re.IGNORECASE)  # attention to an encoder, which there is none of
+_LAYER = re.compile(r"(?:layers|h|blocks)\.(\d+)\.")  # of a backbone, which runs as many as its config says
 _MIXING = re.compile(r"Attention|Attn|Mixer|Mamba|DeltaNet|Conv|Recurrent|SSM|Rwkv|Retention|Indexer")
 
 
@@ -107,8 +108,9 @@ def _state_of(backbone: Any) -> tuple[Any, ...]:
               if own["_forward_hooks"] or own["_forward_pre_hooks"] or own["_backward_hooks"] or own["_backward_pre_hooks"]
               or "forward" in own or "_active_adapter" in own or own.get("is_causal") is False
               or own.get("scale_grad_by_freq") or own.get("max_norm")]  # fmt: skip
-    attention = getattr(original_of(backbone.__dict__.get("config")), "_attn_implementation", None)
-    return set(map(type, modules)), marked, sum(map(len, values)), backbone.training, attention, _global_hooks()
+    config = original_of(backbone.__dict__.get("config"))
+    settings = [getattr(config, name, None) for name in ("_attn_implementation", "is_causal", "num_hidden_layers")]
+    return set(map(type, modules)), marked, sum(map(len, values)), backbone.training, settings, _global_hooks()
 
 
 def _hooks_of(module: Any) -> tuple[Any, ...]:
@@ -201,6 +203,8 @@ def _home_of(cls: Any) -> str:
 
 
 def _changed_attention(backbone: Any, attention: list[_Code]) -> Iterator[Change]:
+    if getattr(backbone.__dict__.get("config"), "is_causal", True) is False:
+        yield Change("", "is_causal=False of the config", Role.ATTENTION)
     for scope, key, function in attention:
         target = function.func if isinstance(function, functools.partial) else function
         is_in_module = "__name__" in scope
@@ -372,8 +376,14 @@ def _segments(module: str) -> dict[str, str]:
 def attention_modules(backbone: Any) -> dict[int, str]:
     """Modules of a backbone whose class in Transformers calls an attention function by its name: id -> path."""
     attending = {cls for cls in set(map(type, backbone.modules())) if "ALL_ATTENTION_FUNCTIONS" in _source_of(cls)}
-    return {id(module): path for path, module in backbone.named_modules()
-            if type(module) in attending and not _ACROSS.search(path.rpartition(".")[2])}  # fmt: skip
+    count = getattr(backbone.config, "num_hidden_layers", None)
+
+    def is_called(path: str) -> bool:
+        layer = _LAYER.match(path)
+        is_skipped = layer is not None and isinstance(count, int) and int(layer[1]) >= count
+        return not is_skipped and not _ACROSS.search(path.rpartition(".")[2])
+
+    return {id(module): path for path, module in backbone.named_modules() if type(module) in attending and is_called(path)}
 
 
 def refuse_attention(snapshot: Snapshot) -> None:

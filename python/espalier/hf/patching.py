@@ -280,7 +280,7 @@ class Patch:
         if not isinstance(backbone.__dict__.get("forward"), Forward):
             return False
         self.around = self.around or Around(model)
-        return not self.around.changes()
+        return not self.around.changes() and self.around.sees_padding(backbone) is None
 
     def detach(self, backbone: Any) -> None:
         if not isinstance(backbone.__dict__.get("forward"), Forward):
@@ -289,6 +289,10 @@ class Patch:
         if self.runs.pending():
             raise Unsupported("espalier.hf.unpatch: expected no backward to come that computes layers of the patched "
                               "model again; run it, or delete its loss, first")  # fmt: skip
+        self.take_back(backbone)
+
+    def take_back(self, backbone: Any) -> None:
+        """Takes back `attach`, whatever autograd still waits for."""
         if self.replay is not None:
             self.replay.remove()
             self.replay = None

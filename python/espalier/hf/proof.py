@@ -36,7 +36,8 @@ _TRUNK = [7, 13, 41, 5, 19, 2]
 EQUAL_ROWS = [[*_TRUNK, 11, 4, 30, 12], [*_TRUNK, 11, 4, 9, 9], [*_TRUNK, 17, 8, 22, 6]]
 # Branches next to each other, shorter than windows and kernels; single tokens; rows longer than windows; rows in rows.
 ROWS = [[*_TRUNK, 11, 4, 30, 12, 6, 8], [*_TRUNK, 11, 4, 9, 9, 22, 6], _TRUNK, [*_TRUNK, 40], [*_TRUNK, 17, 8],
-        [*_TRUNK, 21], [5, 33, 21, 4], [5, 33, 14, 17, 2, 9, 30, 6], [5, 10], [29], _TRUNK]  # fmt: skip
+        [*_TRUNK, 21], [5, 33, 21, 4], [5, 33, 14, 17, 2, 9, 30, 6, 12, 3, 41, 7, 22, 19, 1, 35], [5, 10], [29],
+        _TRUNK]  # fmt: skip
 
 Attach = Callable[[Any], None]  # patches a backbone
 
@@ -294,15 +295,15 @@ def _error_on_device(backbone: Any, attach: Attach, case: Case, device: Any) -> 
     with contextlib.nullcontext() if patch is None else patch.rest.here():
         outputs, gradients = zip(*[_with_embeddings(backbone, {"input_ids": row}) for row in rows], strict=True)
         equal = torch.tensor(EQUAL_ROWS, device=device)
-        in_batch, _ = _with_embeddings(backbone, {"input_ids": equal}, [equal.shape[1]] * len(equal))
-        equal_alone = [_with_embeddings(backbone, {"input_ids": row.unsqueeze(0)})[0][0] for row in equal]
+        in_batch = _with_embeddings(backbone, {"input_ids": equal}, [equal.shape[1]] * len(equal))
+        equal_alone = [_with_embeddings(backbone, {"input_ids": row.unsqueeze(0)}) for row in equal]
     was_on_trial, sharing = (False, None) if patch is None else (patch.is_on_trial, patch.sharing)
     attach(backbone)
     try:
         together, ours = _with_embeddings(backbone, case.batch(device), [len(row) for row in case.rows])
     finally:
         if patch is None:
-            backbone._espalier.detach(backbone)
+            backbone._espalier.take_back(backbone)
             del backbone._espalier
         else:
             patch.is_on_trial, patch.sharing = was_on_trial, sharing
@@ -313,7 +314,9 @@ def _error_on_device(backbone: Any, attach: Attach, case: Case, device: Any) -> 
         for number, gradient in enumerate(gradients):
             theirs.index_add_(0, torch.as_tensor(case.layout.path(number), device="cpu").long().to(device), gradient[0].double())
         errors.append((ours[0].double() - theirs).norm() / theirs.norm() / 4)
-    errors += [(in_batch[number] - row).norm() / row.norm() for number, row in enumerate(equal_alone)]
+    for number, row in enumerate(equal_alone):
+        errors += [(batch[number] - alone[0]).norm() / alone.norm() / slack
+                   for batch, alone, slack in zip(in_batch, row, (1, 4), strict=True) if batch is not None and alone is not None]
     longest = max(range(len(rows)), key=lambda number: len(case.rows[number]))
     noise = [(outputs[number][0] - outputs[longest][0, :len(row)]).norm() / outputs[number].norm()
              for number, row in enumerate(case.rows) if case.rows[longest][:len(row)] == row]  # fmt: skip
@@ -335,12 +338,20 @@ def _with_embeddings(backbone: Any, batch: Mapping[str, Tensor], lengths: Sequen
             hidden = _hidden(backbone, **batch)
             if len(leaves) != 1 or not hidden.requires_grad:
                 return hidden.detach(), None
-            weight = torch.linspace(-1, 1, hidden.shape[-1], device=hidden.device, dtype=hidden.dtype)
-            parts = [hidden[number, :length] for number, length in enumerate(lengths)] or [hidden[0]]
-            total: Tensor = sum((part * weight).sum() for part in parts)  # type: ignore[assignment]
+            ids = batch["input_ids"]
+            total: Tensor = sum(  # type: ignore[assignment]
+                (hidden[number, :length] * _probe(ids[number, :length], hidden)).sum()
+                for number, length in enumerate(lengths or [ids.shape[1]]))  # fmt: skip
             return hidden.detach(), torch.autograd.grad(total, leaves)[0]
     finally:
         handle.remove()
+
+
+def _probe(row: Tensor, like: Tensor) -> Tensor:
+    """Random weights [n, H] of the tokens of a row, by what is in it."""
+    seed = int((row.cpu() * torch.arange(1, 1 + len(row), device="cpu")).sum())
+    generator = torch.Generator(device="cpu").manual_seed(seed)
+    return torch.randn(len(row), like.shape[-1], generator=generator, device="cpu").to(like)
 
 
 def _described(failure: Exception) -> str:

@@ -26,7 +26,6 @@ from .. import ops
 from . import fused_head, text_rows
 from .asked import Asked, Given, asked_of, asking
 from .attention import as_autocast
-from .changes import is_hook_of_wrapper
 from .deferred_logits import Deferred, with_deferred
 from .dropout import has_dropout
 from .families import FAMILIES, backbone_of, unwrapped
@@ -145,8 +144,7 @@ def _may_share(model: Any, backbone: Any) -> bool:
     head = model.get_output_embeddings()
     if head is None or any(map(has_dropout, head.modules())) or not backbone._espalier.may_share_head(model, backbone):
         return False
-    sees_output = not all(map(is_hook_of_wrapper, (*model._forward_hooks.values(), *model._backward_hooks.values())))
-    return not sees_output and not any(_has_hooks(module) for module in (backbone, *head.modules()))
+    return not any(_has_hooks(module) for module in (backbone, *head.modules()))
 
 
 def _has_hooks(module: Any) -> bool:
