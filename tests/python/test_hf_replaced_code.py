@@ -215,6 +215,65 @@ def test_modules_that_take_tokens_one_at_a_time(cls, monkeypatch):
         model(**batch)
 
 
+class Mixing(torch.nn.Module):
+    """Adds `share` of the mean over a batch to its input; `keeps` something beside its output."""
+
+    def __init__(self, share=0.0, keeps=False):
+        super().__init__()
+        self.share, self.keeps = share, keeps
+
+    def forward(self, hidden):
+        if self.keeps:
+            self.mean = hidden.mean()
+        return 0.5 * hidden + self.share * hidden.mean((0, 1))
+
+
+def with_mixing(*modules):
+    model = make_model("llama")
+    for layer, module in zip(model.model.layers, modules):
+        layer.mlp = module.double()
+    return patch(model)
+
+
+def test_settings_of_modules_count():
+    """Of each layer, and when they change later."""
+    batch = padded(branching_rows())
+    with pytest.raises(Unsupported, match="Mixing .* in layers.1.mlp: expected results of each token alone"):
+        with_mixing(Mixing(), Mixing(0.3))(**batch)
+    model = with_mixing(Mixing(), Mixing())
+    model(**batch)
+    model.model.layers[0].mlp.share = 0.3
+    with pytest.raises(Unsupported, match="Mixing .* in layers.0.mlp: expected results of each token alone"):
+        model(**batch)
+    with pytest.raises(Unsupported, match="expected results in its output alone, received mean beside it"):
+        with_mixing(Mixing(keeps=True))(**batch)
+
+
+def test_modules_of_pytorch_that_mix_tokens():
+    model, batch = make_model("llama"), padded(branching_rows())
+    model.model.layers[0].mlp.act_fn = torch.nn.Softmax(1)
+    with pytest.raises(Unsupported, match="the class Softmax .* in layers.0.mlp.act_fn: expected results of each token alone"):
+        patch(model)(**batch)
+
+
+def test_windows_that_masks_do_not_know():
+    batch = padded(branching_rows())
+    for change in (lambda model: model.model.layers.insert(0, model.model.layers.pop(-1)),
+                   lambda model: setattr(model.model.layers[0].self_attn, "sliding_window", None)):  # fmt: skip
+        model = patch(make_model("gpt_oss"))
+        model(**batch)
+        change(model)
+        with pytest.raises(Unsupported, match="sliding_window=.*, where masks are made for"):
+            model(**batch)
+
+
+def test_forwards_that_are_no_functions(monkeypatch):
+    model, batch = patch(make_model("llama")), padded(branching_rows())
+    monkeypatch.setattr(LlamaMLP, "forward", functools.partialmethod(mixing(LlamaMLP.forward)))
+    with pytest.raises(Unsupported, match="LlamaMLP.forward from partialmethod"):
+        model(**batch)
+
+
 def test_what_depends_on_the_batch_unpatched_is_no_proof(monkeypatch):
     """A factor by the number of rows: rows alone and a tree have one."""
     stock = LlamaAttention.forward

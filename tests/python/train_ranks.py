@@ -70,6 +70,7 @@ def run(folder, job):
     if "signal" in job:
         rank, number, text = job["signal"]
         output = folder / f"{job['name']}.0.txt"
+        output.touch()  # a busy machine may not have started the rank yet
         while text not in output.read_text() and os.waitid(os.P_PID, children[rank], ENDED) is None:
             time.sleep(0.02)
         os.kill(children[rank], number)

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from transformers.loss import loss_utils
 
-from .changes import Change, Role, Snapshot, is_hook_of_wrapper
+from .changes import Change, Snapshot, is_hook_of_wrapper
 from .origin import is_library_code
 
 _LIGER = "liger_kernel."  # whose forwards and losses take tokens with labels alone
@@ -25,20 +25,28 @@ class Around:
 
     def __init__(self, model: Any) -> None:
         self._model = weakref.ref(model)
+        self._parts: nn.ModuleList | None = None  # beside the backbone
         self._snapshot: Snapshot | None = None
         self._losses: dict[Any, bool] = {}  # whether they ignore logits without a label
 
-    def changes(self) -> list[Change]:
+    def changes(self, backbone: Any) -> list[Change]:
         """What others have changed of the head and of the class of the model, but for LoRA."""
         model = self._model()
-        head = None if model is None else model.get_output_embeddings()
-        if head is None:
+        parts = [] if model is None else _parts_beside(model, backbone)
+        if not parts:
             return []
-        if self._snapshot is None or not self._snapshot.is_current(head, type(model)):
-            self._snapshot = Snapshot(head, type(model))
-        stateful = [Change(path, "a parametrization", Role.TOKENS) for path, part in head.named_modules()
-                    if "parametrizations" in part._modules]  # fmt: skip
-        return stateful + [change for change in self._snapshot.changes if not _is_plain_adapter(change)]
+        if self._parts is None or list(self._parts) != parts:
+            self._parts, self._snapshot = nn.ModuleList(parts), None
+        if self._snapshot is None or not self._snapshot.is_current(self._parts, type(model)):
+            self._snapshot = Snapshot(self._parts, type(model))
+        return [change for change in self._snapshot.changes if not _is_plain_adapter(change)]
+
+    def may_share_head(self, backbone: Any) -> bool:
+        """Whether head and model are the code that the tests cover, and no parametrization of weights counts its calls."""
+        model = self._model()
+        head = None if model is None else model.get_output_embeddings()
+        return (head is not None and self.sees_padding(backbone) is None and not self.changes(backbone)
+                and not any("parametrizations" in part._modules for part in head.modules()))  # fmt: skip
 
     def sees_padding(self, backbone: Any) -> str | None:
         """The code that may look at hidden states or logits at padding, for messages; None where none does."""
@@ -48,14 +56,16 @@ class Around:
         return next(self._suspects(model, backbone), None)
 
     def _suspects(self, model: Any, backbone: Any) -> Iterator[str]:
-        for change in self.changes():
+        for change in self.changes(backbone):
             if _LIGER not in str(change):
                 yield str(change)
         for module in (model, backbone):
             forward = module.__dict__.get("forward")
+            forward = getattr(forward, "stock", forward)  # what was there before the patch
             if forward is not None and not (origin := _origin_of(forward) + ".").startswith(_KNOWN):
                 yield f"a forward of {type(module).__name__} from {origin[:-1]}"
-        for module in (model, backbone, *_modules_of_head(model)):
+        beside = [module for part in _parts_beside(model, backbone) for module in part.modules()]
+        for module in (model, backbone, *beside):
             for hook in (*module._forward_hooks.values(), *module._forward_pre_hooks.values(),
                          *module._backward_hooks.values(), *module._backward_pre_hooks.values()):  # fmt: skip
                 if not is_hook_of_wrapper(hook):
@@ -80,9 +90,9 @@ def _origin_of(forward: Any) -> str:
     return str(type(function).__module__ if scope is None else scope.get("__name__"))
 
 
-def _modules_of_head(model: Any) -> Iterator[Any]:
-    head = getattr(model, "get_output_embeddings", lambda: None)()
-    return iter(()) if head is None else iter(head.modules())
+def _parts_beside(model: Any, backbone: Any) -> list[Any]:
+    """The modules of a model that its backbone is not in: its head, whatever it is called."""
+    return [child for child in model.children() if not any(part is backbone for part in child.modules())]
 
 
 @torch.no_grad()
@@ -102,6 +112,8 @@ def _is_alike_without_labels(loss: Any, vocabulary: int) -> bool:
 
 def _is_plain_adapter(change: Change) -> bool:
     """Whether it is PEFT's wrapper of a layer, or LoRA without variants, which take tokens one at a time whatever their state."""
+    if not change.what.startswith("the class"):
+        return False
     if type(change.module).__module__ == "peft.utils.other":
         return True
     return type(change.module).__module__ == "peft.tuners.lora.layer" and not change.module.lora_variant

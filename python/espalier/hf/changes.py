@@ -13,7 +13,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, ModuleType
+from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 from typing import Any, TypeAlias
 
 import torch
@@ -22,6 +22,7 @@ from torch.nn.modules import module as module_globals
 from transformers import masking_utils, modeling_utils
 
 from ..errors import Unsupported
+from .code_digest import names_in
 from .config_view import original_of
 from .origin import is_library_code
 
@@ -31,6 +32,14 @@ _WRAPPERS = ("accelerate.", "deepspeed.", "espalier.", "peft.", "torch.distribut
 # Libraries whose functions stand in for those of Transformers' modules; the patch has its own in their place.
 _KERNELS = ("causal_conv1d", "espalier", "fla", "kernels", "mamba_ssm")
 _ACROSS = re.compile("enc|cross", re.IGNORECASE)  # attention to an encoder, which there is none of
+# Modules of PyTorch that take one token at a time, or hold others.
+_TOKENWISE = {"Linear", "Embedding", "LayerNorm", "RMSNorm", "Identity", "Dropout", "SiLU", "GELU", "ReLU", "Tanh", "Sigmoid",
+              "Softplus", "LeakyReLU", "ELU", "Mish", "ReLU6", "Hardswish", "ModuleList", "ModuleDict", "Sequential",
+              "ParameterList", "ParameterDict"}  # fmt: skip
+_PLAIN = (bool, int, float, str, FunctionType)
+_CHECKPOINTING = "_gradient_checkpointing_func"  # which families.py judges
+_CALLS = ("__call__", "_call_impl")  # of nn.Module, around every forward
+_CALLED = ("forward", "__call__")
 _LAYER = re.compile(r"(?:layers|h|blocks)\.(\d+)\.")  # of a backbone, which runs as many as its config says
 _MIXING = re.compile(r"Attention|Attn|Mixer|Mamba|DeltaNet|Conv|Recurrent|SSM|Rwkv|Retention|Indexer")
 
@@ -61,6 +70,9 @@ class Change:
         return f"{self.what} in {self.path}" if self.path else self.what
 
 
+_NO_CHANGE = Change("", "", Role.ROWS)
+
+
 class Snapshot:
     """The code of a backbone, or of a head, at one moment, and what other libraries have changed in it.
 
@@ -74,22 +86,34 @@ class Snapshot:
         self._state, self._classes = _state_of(module), classes
         every_class = self._state[0].union(classes)
         attention = _attention_functions(module) if hasattr(module, "config") else []
-        self.code = attention + _functions_of(every_class)
+        self.code = attention + functions_of_classes(every_class)
         self._sizes = [(base, len(vars(base))) for base in _bases_of(every_class)]
         self.changes = [*_changed_attention(module, attention), *_changed_functions(self.code[len(attention):])]
         faults = {cls: fault for cls in every_class if (fault := _fault_of_class(cls)) is not None}
         self.changes += [Change("", faults[cls], Role.PATHS) for cls in classes if cls in faults]
+        home = vars(sys.modules[_home_of(classes[0] if classes else type(module))])
         for path, part in module.named_modules():
-            self.changes += _changes_of_module(module, path, part, faults.get(type(part)))
+            fault = faults.get(type(part)) or _foreign_place(home, path, part)
+            self.changes += _changes_of_module(module, path, part, fault)
         for hook in _global_hooks():
             if not is_hook_of_wrapper(hook):
                 self.changes.append(Change("", f"a hook on all modules, {_described(hook)},", Role.ROWS))
+        for name in _CALLS:
+            if not is_library_code(vars(nn.Module)[name]):
+                self.changes.append(Change("", f"nn.Module.{name} from {_described(vars(nn.Module)[name])}", Role.ROWS))
+        self.code += [(vars(nn.Module), name, vars(nn.Module)[name]) for name in _CALLS]
+        self._watched = [part for change in self.changes if change.module is not None and not _is_of_peft(change.module)
+                         for part in change.module.modules()]  # fmt: skip
+        self._watched += [part for part in module.modules()
+                          if any(isinstance(value, FunctionType) for value in vars(part).values())]  # fmt: skip
+        self._settings = settings_of(self._watched)
 
     def is_current(self, module: Any, *classes: Any) -> bool:
         """Whether nothing has changed since."""
         return (classes == self._classes and self._state == _state_of(module)
                 and all(where.get(name) is value for where, name, value in self.code)
-                and all(len(base.__dict__) == size for base, size in self._sizes))  # fmt: skip
+                and all(len(base.__dict__) == size for base, size in self._sizes)
+                and self._settings == settings_of(self._watched))  # fmt: skip
 
     def of_role(self, role: Role) -> list[Change]:
         return [change for change in self.changes if change.role is role]
@@ -110,7 +134,24 @@ def _state_of(backbone: Any) -> tuple[Any, ...]:
               or own.get("scale_grad_by_freq") or own.get("max_norm")]  # fmt: skip
     config = original_of(backbone.__dict__.get("config"))
     settings = [getattr(config, name, None) for name in ("_attn_implementation", "is_causal", "num_hidden_layers")]
-    return set(map(type, modules)), marked, sum(map(len, values)), backbone.training, settings, _global_hooks()
+    settings += getattr(config, "layer_types", None) or []
+    settings += [own["sliding_window"] for own in values if "sliding_window" in own]
+    in_training = sum([own["training"] for own in values])
+    return set(map(type, modules)), marked, sum(map(len, values)), in_training, settings, _global_hooks()
+
+
+def settings_of(modules: Sequence[Any]) -> list[tuple[Any, ...]]:
+    """Plain attributes and functions of modules, and of their classes where these are of other code."""
+    found = []
+    for module in modules:
+        own = [base for base in _bases_of({type(module)}) if not base.__module__.startswith(("torch.", "transformers."))]
+        for values in (vars(module), *map(vars, own)):
+            found.append(tuple((name, value) for name, value in values.items() if isinstance(value, _PLAIN)))
+    return found
+
+
+def _is_of_peft(module: Any) -> bool:
+    return type(module).__module__.startswith("peft.")
 
 
 def _hooks_of(module: Any) -> tuple[Any, ...]:
@@ -138,13 +179,14 @@ def _bases_of(classes: set[Any]) -> list[Any]:
     return list(found)
 
 
-def _functions_of(classes: set[Any]) -> list[_Code]:
+def functions_of_classes(classes: set[Any]) -> list[_Code]:
     """Methods of the classes, and functions of modules that these call."""
     found: _Found = {}
     for base in _bases_of(classes):
         is_general = base.__module__.startswith(("torch.", "transformers.")) and ".models." not in base.__module__
         for name, value in vars(base).items():
-            if not isinstance(value, FunctionType) or (is_general and name not in ("forward", "__call__")):
+            is_called = name in _CALLED
+            if not is_called and (is_general or not isinstance(value, FunctionType)):
                 continue
             found[id(base), name] = vars(base), name, value
             for link in _links(value):
@@ -155,23 +197,17 @@ def _functions_of(classes: set[Any]) -> list[_Code]:
 def _add_globals(found: _Found, function: FunctionType) -> None:
     scope, functional = function.__globals__, vars(nn.functional)
     home = str(scope.get("__name__"))
-    for name in _names_in(function.__code__) & functional.keys():
+    for name in names_in(function.__code__) & functional.keys():
         if callable(functional[name]) and not isinstance(functional[name], type | ModuleType):
             found[id(functional), name] = functional, name, functional[name]
-    if not home.startswith("transformers."):
+    if not home.startswith("transformers.") and is_library_code(function):
         return
-    for name in _names_in(function.__code__):
+    for name in names_in(function.__code__):
         value = scope.get(name)
         if callable(value) and not isinstance(value, type | ModuleType) and (id(scope), name) not in found:
             found[id(scope), name] = scope, name, value
             for link in _links(value):
                 _add_globals(found, link)
-
-
-@functools.cache
-def _names_in(code: CodeType) -> frozenset[str]:
-    inner = (_names_in(value) for value in code.co_consts if isinstance(value, CodeType))
-    return frozenset(code.co_names).union(*inner)
 
 
 def _links(function: Any) -> Iterator[FunctionType]:
@@ -199,10 +235,13 @@ def _attention_functions(backbone: Any) -> list[_Code]:
 
 def _home_of(cls: Any) -> str:
     """The module of Transformers that a class comes from."""
-    return str(next(base.__module__ for base in cls.__mro__ if base.__module__.startswith("transformers.models.")))
+    found = (base.__module__ for base in cls.__mro__ if base.__module__.startswith("transformers.models."))
+    return next(found, "transformers")
 
 
 def _changed_attention(backbone: Any, attention: list[_Code]) -> Iterator[Change]:
+    for path, window, expected in _changed_windows(backbone):
+        yield Change(path, f"sliding_window={window}, where masks are made for {expected},", Role.ATTENTION)
     if getattr(backbone.__dict__.get("config"), "is_causal", True) is False:
         yield Change("", "is_causal=False of the config", Role.ATTENTION)
     for scope, key, function in attention:
@@ -213,6 +252,24 @@ def _changed_attention(backbone: Any, attention: list[_Code]) -> Iterator[Change
         if not isinstance(function, nn.Module):
             what = f"{scope['__name__']}.{key}" if is_in_module else f"the attention function {key!r}"
             yield Change("", f"{what} from {_described(function)}", Role.ATTENTION)
+
+
+def _changed_windows(backbone: Any) -> Iterator[tuple[str, Any, Any]]:
+    """(path, window, that of its masks) of modules whose window is not the one for which Transformers makes masks, by the kinds
+    of layers in the config."""
+    config = backbone.__dict__.get("config")
+    types = getattr(config, "layer_types", None)
+    declared = getattr(config, "sliding_window", None)
+    if not types or not isinstance(declared, int | None):
+        return
+    for path, module in backbone.named_modules():
+        layer = _LAYER.match(path)
+        is_by_window = "sliding_window" in vars(module) and not hasattr(module, "is_sliding")
+        if layer is None or not is_by_window or int(layer[1]) >= len(types):
+            continue
+        expected = declared if types[int(layer[1])] == "sliding_attention" else None
+        if isinstance(module.sliding_window, int | None) and (module.sliding_window or None) != (expected or None):
+            yield path, module.sliding_window, expected
 
 
 def _changed_functions(code: list[_Code]) -> Iterator[Change]:
@@ -226,8 +283,10 @@ def _changed_functions(code: list[_Code]) -> Iterator[Change]:
 
 
 def _is_imported(scope: Mapping[str, Any], name: str, function: Any) -> bool:
-    """Whether the file of a module imports from the package that a function is of, or sets the name itself when it is needed, as
-    those of kernels from the Hub."""
+    """Whether a function is of the package of the module, or its file imports from that package, or sets the name itself when it
+    is needed, as those of kernels from the Hub."""
+    if _package_of(_stock_of(function)) == str(scope["__name__"]).partition(".")[0]:
+        return True
     package = re.escape(_package_of(_stock_of(function)))
     pattern = rf"^\s*(from|import) {package}\b|^\s*global\b.*\b{name}\b"
     return bool(re.search(pattern, _text_of(str(scope["__name__"])), flags=re.MULTILINE))
@@ -262,16 +321,28 @@ def _fault_of_class(cls: Any) -> str | None:
         if base.__module__.partition(".")[0] not in ("torch", "transformers"):
             return f"the class {base.__name__} from {base.__module__}"
         for name, value in vars(base).items():
-            is_called = isinstance(value, FunctionType) and (is_ours or name in ("forward", "__call__"))
+            is_called = name in _CALLED or (is_ours and isinstance(value, FunctionType))
             if is_called and not _is_own(base, name, value):
                 return f"{base.__name__}.{name} from {_described(value)}"
     return None
 
 
-def _is_own(base: Any, name: str, function: FunctionType) -> bool:
+def _foreign_place(home: Mapping[str, Any], path: str, module: Any) -> str | None:
+    """Whether a module of PyTorch or Transformers is one that models of the module `home` do not have, such as a softmax over
+    tokens; None where it is."""
+    cls = type(module)
+    if cls.__module__.startswith("torch.nn.modules."):
+        is_known = cls.__name__ in _TOKENWISE or (cls is nn.Conv1d and "conv" in path.rpartition(".")[2])
+    else:
+        is_known = not cls.__module__.startswith("transformers.") or any(
+            home.get(base.__name__) is base or base.__module__ == "transformers.activations" for base in cls.__mro__)  # fmt: skip
+    return None if is_known else f"the class {cls.__name__} from {cls.__module__}"
+
+
+def _is_own(base: Any, name: str, function: Any) -> bool:
     """Whether a method is the one with which its class was made."""
     function = _stock_of(function)
-    if not is_library_code(function):
+    if not isinstance(function, FunctionType) or not is_library_code(function):
         return False
     innermost = list(_links(function))[-1].__code__
     return name != "forward" or innermost.co_qualname == f"{base.__qualname__}.forward" or base.__module__.startswith("torch.")
@@ -287,7 +358,7 @@ def _changes_of_module(backbone: Any, path: str, module: Any, fault: str | None)
     if forward is not None:
         yield Change(path, f"a forward from {_described(forward)}", role, module)
     for name, value in vars(module).items():
-        if name != "forward" and isinstance(value, FunctionType | MethodType) and not _is_passing(value):
+        if name not in ("forward", _CHECKPOINTING) and isinstance(value, FunctionType | MethodType) and not _is_passing(value):
             yield Change(path, f"{name} from {_described(value)}", role, module)
     if getattr(module, "is_causal", True) is False and "is_causal = True" in _source_of(type(module)):
         yield Change(path, "is_causal=False", Role.ATTENTION, module)
@@ -402,7 +473,8 @@ def functions_of(snapshot: Snapshot) -> list[tuple[str, Any]]:
         if change.module is not None:
             found += [(f"{_place_of(change.path)}.{name}", getattr(value, "__func__", value))
                       for name, value in _own_functions(change.module)]  # fmt: skip
-    return [(name, function) for name, function in found if not str(function.__module__).startswith("torch.")]
+            found.append((f"{change.path}.", tuple(_without(settings_of([change.module]), ())[0])))
+    return [(name, function) for name, function in found if not str(getattr(function, "__module__", "")).startswith("torch.")]
 
 
 def _place_of(path: str) -> str:
@@ -413,7 +485,12 @@ def _own_functions(module: Any) -> list[tuple[str, Any]]:
     """Functions that others have set on a module itself."""
     stock = type(module).forward
     return [(name, value) for name, value in vars(module).items()
-            if (isinstance(value, FunctionType | MethodType) or name == "forward") and not _is_passing(value, stock)]  # fmt: skip
+            if (isinstance(value, FunctionType | MethodType) or name == "forward") and name != _CHECKPOINTING
+            and not _is_passing(value, stock)]  # fmt: skip
+
+
+def _without(settings: list[tuple[Any, ...]], names: Sequence[str]) -> list[list[Any]]:
+    return [[pair for pair in pairs if pair[0] not in names] for pairs in settings]
 
 
 class NotCarriedOver(Exception):
@@ -423,16 +500,25 @@ class NotCarriedOver(Exception):
 def carry_over(changes: Sequence[Change], model: Any) -> None:
     """Gives a small copy of a backbone the changes of single objects in the backbone, at the same places of all layers. Raises
     NotCarriedOver where that is not possible."""
-    places = {_place_of(change.path): change for change in changes if change.module is not None}
+    places: dict[str, Change] = {}
+    for change in changes:
+        other = places.setdefault(_place_of(change.path), change)
+        if change.module is not None and other is not change and settings_of([change.module]) != settings_of([other.module]):
+            numbers = ("layer_idx", "layer_id")
+            if _without(settings_of([change.module]), numbers) != _without(settings_of([other.module]), numbers):
+                raise NotCarriedOver(f"{change} has other settings than {other}")
     for path, module in list(model.named_modules()):
-        change = places.get(_place_of(path))
-        if change is None:
+        change = places.get(_place_of(path), _NO_CHANGE)
+        if change.module is None:
             continue
         cls, own = type(change.module), type(module)
         if cls is not own:
             if not issubclass(cls, own):
                 raise NotCarriedOver(f"{change} is no {own.__name__}")
             module.__class__ = cls
+            for name, value in vars(change.module).items():
+                if isinstance(value, _PLAIN) and name not in vars(module):
+                    setattr(module, name, value)
         for name, value in _own_functions(change.module):
             if isinstance(value, MethodType) and value.__self__ is change.module:
                 setattr(module, name, MethodType(value.__func__, module))

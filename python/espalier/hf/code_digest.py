@@ -10,8 +10,11 @@ from typing import Any
 
 import torch
 
+from .origin import is_library_code
+
 _KNOWN = {"torch", "transformers", *sys.stdlib_module_names} - {"__main__"}  # whose objects are as their classes are
 _PLAIN = (type(None), bool, int, float, complex, str, bytes, torch.dtype)
+_Plain = bool | int | float | str
 
 
 class Undigestible(Exception):
@@ -34,6 +37,11 @@ class _Walk:
     def of(self, value: Any) -> str:
         if isinstance(value, _PLAIN):
             return repr(value)
+        is_of_library = isinstance(value, type) and value.__module__.partition(".")[0] in _KNOWN | {"espalier"}
+        if isinstance(value, type) and not is_of_library and id(value) not in self._seen:
+            self._seen[id(value)] = len(self._seen)
+            own = sorted((name, item) for name, item in vars(value).items() if isinstance(item, FunctionType | _Plain))
+            return f"{value.__qualname__} {[(name, self.of(item)) for name, item in own]}"
         if isinstance(value, type | ModuleType | BuiltinFunctionType):
             return f"{getattr(value, '__module__', '')}.{getattr(value, '__qualname__', value.__name__)}"
         if id(value) in self._seen:
@@ -59,6 +67,9 @@ class _Walk:
         held = [_contents(cell) for cell in function.__closure__ or ()]
         parts = [_of_code(function.__code__), self.of(function.__defaults__), self.of(function.__kwdefaults__), self.of(held),
                  self.of(getattr(function, "__wrapped__", None))]  # fmt: skip
+        if not is_library_code(function):  # whose helpers no version speaks for
+            names = sorted(names_in(function.__code__) & function.__globals__.keys())
+            parts += [f"{name}={self.of(function.__globals__[name])}" for name in names]
         return hashlib.sha256(" ".join(parts).encode()).hexdigest()
 
 
@@ -67,6 +78,13 @@ def _contents(cell: Any) -> Any:
         return cell.cell_contents
     except ValueError:  # not yet set
         return None
+
+
+@functools.cache
+def names_in(code: CodeType) -> frozenset[str]:
+    """The names of globals and attributes in a function and in those inside of it."""
+    inner = (names_in(value) for value in code.co_consts if isinstance(value, CodeType))
+    return frozenset(code.co_names).union(*inner)
 
 
 def _of_code(code: CodeType) -> str:

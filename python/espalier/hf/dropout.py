@@ -48,8 +48,8 @@ def probabilities_of(module: Any) -> dict[str, float]:
     """Those that the module itself has, not its children, and that are not 0, by the names of its attributes."""
     if isinstance(module, nn.modules.dropout._DropoutNd):
         return {"p": module.p} if module.p else {}
-    return {name: value for name, value in vars(module).items()
-            if "drop" in name and isinstance(value, int | float) and not isinstance(value, bool) and value}  # fmt: skip
+    return {name: value for name, value in vars(module).items() if ("drop" in name or "jitter" in name)
+            and isinstance(value, int | float) and not isinstance(value, bool) and value}  # fmt: skip
 
 
 def _fault_of(name: str, module: Any, own: str) -> str | None:

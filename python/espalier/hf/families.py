@@ -174,7 +174,7 @@ class TrainingSettings:
 
     @classmethod
     def of(cls, backbone: Any) -> "TrainingSettings":
-        settings = ("drop", NOISE, "checkpoint")
+        settings = ("drop", "jitter", NOISE, "checkpoint")
         modules = [(path, module) for path, module in backbone.named_modules()
                    if isinstance(module, nn.modules.dropout._DropoutNd)
                    or any(part in name for name in vars(module) for part in settings)]  # fmt: skip

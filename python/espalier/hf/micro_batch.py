@@ -14,6 +14,7 @@ from .. import ops
 from ..errors import InputError, Unsupported
 from . import shared_head, tensor_parallel
 from .attention import as_autocast, resolved
+from .changes import is_hook_of_wrapper
 from .dropout import NOISE
 from .families import (TrainingSettings, backbone_of, check_followed, check_training, mixer_of, refuse_alora, stock_class,
                        unwrapped)  # fmt: skip
@@ -36,7 +37,6 @@ class MicroBatchModel:
         if patch_of(self.backbone) is None:
             apply_patch(model)
         self._patch: Patch = self.backbone._espalier
-        self._head = self.inner.get_output_embeddings()
         self._is_plain: bool | None = None  # whether logits are those of the head alone
         self._takes_positions = "position_ids" in inspect.signature(stock_class(self.backbone).forward).parameters
 
@@ -141,7 +141,10 @@ class MicroBatchModel:
     def edge_logprobs(self, hidden: Tensor, edge_row: Tensor, edge_target: Tensor, *, temperature: float,
                       entropy: bool) -> Any:  # fmt: skip
         """ops.edge_logprobs of hidden [S, H] by the head of the model."""
-        head = self._head
+        head = self.inner.get_output_embeddings()
+        if not all(map(is_hook_of_wrapper, (*head._forward_hooks.values(), *head._forward_pre_hooks.values()))):
+            raise Unsupported("espalier.Step.logprobs: expected a head without hooks of others, received some, which would see "
+                              "no rows; remove them, or take step.hidden(batch) and apply the head yourself")  # fmt: skip
         if not isinstance(head, nn.Linear) or not tensor_parallel.has_own_forward(head):
             raise Unsupported("espalier.Step.logprobs: expected torch.nn.Linear with its own forward as the head, "
                               f"received {type(head).__module__}.{type(head).__name__}; take step.hidden(batch) and "

@@ -280,7 +280,7 @@ class Patch:
         if not isinstance(backbone.__dict__.get("forward"), Forward):
             return False
         self.around = self.around or Around(model)
-        return not self.around.changes() and self.around.sees_padding(backbone) is None
+        return self.around.may_share_head(backbone)
 
     def detach(self, backbone: Any) -> None:
         if not isinstance(backbone.__dict__.get("forward"), Forward):
@@ -473,7 +473,8 @@ def _checked(backbone: Any, arguments: dict[str, Any], dropout: str | None) -> d
         raise Unsupported("output_attentions: expected False with a patched model, received True: weights are not kept")
     known = {routes.NAME, *INPUTS, *OUTPUTS, *UNUSED, *BOUNDARIES, "output_attentions", "use_cache", "return_dict"}
     for name, value in arguments.items():
-        if name not in known and may_be_read(backbone, name):
+        is_plain = isinstance(value, torch.Tensor | bool | int | float | str)  # other objects may do anything
+        if name not in known and not (is_plain and not may_be_read(backbone, name)):
             raise Unsupported(f"{name}: expected none with a patched model, received {_described(value)}: it is not "
                               "known whether tokens that differ in it may be shared")  # fmt: skip
     for name in (*INPUTS, *BOUNDARIES):

@@ -266,7 +266,7 @@ def _proven_itself(backbone: Any, attach: Attach, doubt: str) -> verdicts.Verdic
         return verdicts.Verdict(own + f"would need rows longer than a window or chunk of {longest} tokens")
     case = Case.of(_longer_rows(longest))
     try:
-        with torch.inference_mode(False), _computing_in(first.dtype):
+        with torch.inference_mode(False), _computing_in(first.dtype), _without_checkpointing(backbone):
             error, noise = _error_on_device(backbone, attach, case, first.device)
     except Exception as failure:  # whatever any model may do
         return verdicts.Verdict(own + f"fails on trees: {_described(failure)}")
@@ -279,6 +279,19 @@ def _proven_itself(backbone: Any, attach: Attach, doubt: str) -> verdicts.Verdic
     warnings.warn(f"espalier.hf.patch: {type(backbone).__name__} is proven on {reference}: no small copy can be made ({doubt})",
                   stacklevel=2)  # fmt: skip
     return verdicts.Verdict(reference=reference)
+
+
+@contextlib.contextmanager
+def _without_checkpointing(backbone: Any) -> Iterator[None]:
+    """Inside, no layer is computed again."""
+    modules = [module for module in backbone.modules() if getattr(module, "gradient_checkpointing", False)]
+    for module in modules:
+        module.gradient_checkpointing = False
+    try:
+        yield
+    finally:
+        for module in modules:
+            module.gradient_checkpointing = True
 
 
 def _longer_rows(length: int) -> list[list[int]]:

@@ -158,7 +158,7 @@ def _named(model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict
     """The arguments that are not None by their names; None where they do not fit, as the model itself will say."""
     try:
         return text_rows.named_arguments(model, args, kwargs)
-    except TypeError:
+    except (TypeError, ValueError):  # or a forward without a signature
         return None
 
 

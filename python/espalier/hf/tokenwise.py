@@ -10,6 +10,7 @@ import contextlib
 import copy
 import functools
 import inspect
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -19,7 +20,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_map
 
 from ..errors import Unsupported
-from .changes import Change
+from .changes import Change, functions_of_classes, settings_of
 from .dropout import switched_off
 from .float64 import InFloat64
 
@@ -50,9 +51,11 @@ def check_tokenwise(backbone: Any, changes: Sequence[Change], device: torch.devi
     depends on other tokens, or on noise that each token draws, unless `dropout` is "shared". Random numbers and gradients are as
     before afterwards."""
 
+    thread = threading.get_ident()
+
     def test(change: Change, kind: Any) -> Any:
         def hook(module: Any, args: Any, kwargs: Any) -> None:
-            if kind not in passed:
+            if kind not in passed and threading.get_ident() == thread:
                 _check(change, _Call(module, args, kwargs), dropout)
                 passed.add(kind)
 
@@ -86,8 +89,11 @@ def _kind_of(change: Change) -> tuple[Any, ...]:
     place = tuple("*" if name.isdigit() else name for name in change.path.split("."))
     parts = list(change.module.modules())
     forwards = [getattr(part.forward, "__func__", part.forward) for part in parts]
+    if not type(change.module).__module__.startswith("peft."):
+        settings = [pair for pairs in settings_of(parts) for pair in pairs if pair[0] not in ("layer_idx", "layer_id")]
+        forwards += [*settings, *[function for _, _, function in functions_of_classes(set(map(type, parts)))]]
     variants = getattr(change.module, "lora_variant", None)  # of PEFT, by adapter
-    return (place, *map(type, parts), *forwards, change.module.training,
+    return (place, *map(type, parts), *forwards, *[part.training for part in parts],
             str(getattr(change.module, "active_adapters", None)), getattr(change.module, "disable_adapters", None),
             tuple(type(variant) for variant in variants.values()) if isinstance(variants, dict) else None)  # fmt: skip
 
@@ -124,6 +130,9 @@ def _check(change: Change, call: _Call, dropout: str | None) -> None:
     try:
         error = _error(call)
         draws = error and _error_between(_outputs(call, 0)[0], _outputs(call, 1)[0], _most(call))
+    except _LeftBehind as name:
+        raise Unsupported(f"{change}: expected results in its output alone, received {name} beside it, which would be of "
+                          "distinct tokens instead of rows; train this model unpatched") from None  # fmt: skip
     except Exception as failure:
         raise Unsupported(f"{change}: expected a module that takes tokens in any number and order, received one that fails: "
                           f"{type(failure).__name__}: {failure}; train this model unpatched") from failure  # fmt: skip
@@ -153,8 +162,13 @@ def _error(call: _Call) -> float:
     most = _most(call)
     if most > _MOST[torch.float64]:
         return _error_above(most, call)
-    with contextlib.suppress(Exception), InFloat64():  # some layers insist on float32 inside
-        return _error_above(most, call)
+    try:
+        with InFloat64():
+            return _error_above(most, call)
+    except _LeftBehind:
+        raise
+    except Exception:  # some layers insist on float32 inside
+        pass
     return _error_above(_MOST[torch.float32], call)
 
 
@@ -189,20 +203,39 @@ def _outputs(call: _Call, seed: int, *, before: Tensor | None = None,
     with torch.enable_grad():
         args, kwargs = tree_map(_leaf, (call.args, dict(call.kwargs)))
         leaves = [value for value in _tensors((args, kwargs)) if value.requires_grad]
-        parameters = {id(parameter): parameter for parameter in call.module.parameters()}
+        parameters = {id(parameter): parameter for parameter in call.module.parameters() if not parameter.is_meta}
         leaves += [parameter for parameter in parameters.values() if parameter.requires_grad]
         module = copy.deepcopy(call.module, dict(parameters))  # whose buffers and counters may change
         if before is not None:
             args, kwargs = tree_map(functools.partial(_repeated, before), (args, kwargs))
         with _same_random_numbers(_tensors((call.args, call.kwargs))[0].device):
             torch.manual_seed(seed)
+            kept = _tensors_beside(module)
             output = module.forward(*args, **kwargs)
+            _check_nothing_is_left(kept, _tensors_beside(module))
         outputs = _tensors(output if after is None else tree_map(functools.partial(_repeated, after), output))
         total = sum((_probe(number, value) * value).sum() for number, value in enumerate(outputs) if value.requires_grad)
         if not leaves or not isinstance(total, Tensor):
             return outputs, []
         grads = torch.autograd.grad(total, leaves, allow_unused=True)
         return outputs, [torch.zeros_like(leaf) if grad is None else grad for leaf, grad in zip(leaves, grads)]
+
+
+class _LeftBehind(Exception):
+    """A module keeps tensors of its call beside its output; the message names one."""
+
+
+def _tensors_beside(module: Any) -> dict[str, tuple[Tensor, Any]]:
+    """Attributes that are tensors, and buffers, with their versions; not those of PEFT, which knows what it keeps."""
+    return {f"{path}.{name}".lstrip("."): (value, value._version) for path, part in module.named_modules()
+            if not type(part).__module__.startswith("peft.") for name, value in (*vars(part).items(), *part._buffers.items())
+            if isinstance(value, Tensor)}  # fmt: skip
+
+
+def _check_nothing_is_left(before: Mapping[str, tuple[Tensor, Any]], after: Mapping[str, tuple[Tensor, Any]]) -> None:
+    for name, (value, version) in after.items():
+        if name not in before or before[name][0] is not value or before[name][1] != version:
+            raise _LeftBehind(name)
 
 
 def _probe(number: int, value: Tensor) -> Tensor:

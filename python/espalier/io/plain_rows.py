@@ -3,7 +3,7 @@
 src/espalier/data/fields.h). Padding is cut, and a packed row becomes a row for each of its documents."""
 
 from ..errors import BadRow
-from ..rows.sequences import ROW_NUMBERS
+from ..rows.fields import ROW_NUMBERS
 from .documents import documents, unpadded
 from .fields import verdict
 from .parts import refuse_images

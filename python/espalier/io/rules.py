@@ -8,7 +8,7 @@ A log-probability that is missing or not finite becomes null if the token carrie
 import math
 
 from ..rows.json_lines import is_text, shown
-from ..rows.sequences import ROW_NUMBERS
+from ..rows.fields import ROW_NUMBERS
 from ..errors import BadRow
 
 LOGPROB_SLACK = 1e-3  # like the reader: how far rounding may put a log-probability above 0

@@ -19,7 +19,7 @@ from ..commands.console import clipped
 from ..errors import BadRow, InputError
 from ..rows.json_lines import object_without_duplicates, parse_line
 from ..rows.lines import lines_of
-from ..rows.sequences import ROW_NUMBERS
+from ..rows.fields import ROW_NUMBERS
 from .arrow import CHUNK_BYTES, ROWS, chunks_of_parquet
 from .documents import TOKEN_LISTS
 from .plain_rows import KNOWN_NAMES

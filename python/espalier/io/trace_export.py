@@ -12,7 +12,7 @@ out and counted.
 from collections import Counter
 from typing import Any
 
-from ..rows.sequences import ROW_NUMBERS
+from ..rows.fields import ROW_NUMBERS
 
 PER_TOKEN = ("loss", "logprobs", "ref_logprobs", "advantages")
 ROW_FIELDS = ("trajectory_id", "group_id", "pair_id", "chosen", *ROW_NUMBERS, "advantage")

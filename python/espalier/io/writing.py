@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import BadRow, InputError
-from ..rows.sequences import ROW_NUMBERS
+from ..rows.fields import ROW_NUMBERS
 from ..rows.writer import atomic_path, row_writer, text_stream
 from .rules import checked
 

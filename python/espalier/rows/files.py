@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 
 from ..errors import InputError
 from ..native import core
-from .sequences import ROW_NUMBERS, Row, listed
+from .fields import ROW_NUMBERS
+from .sequences import Row, listed
 
 Trajectories = core.Trajectories
 

@@ -13,8 +13,6 @@ Packed: TypeAlias = tuple[NDArray[np.int64], NDArray[np.int32]]  # offsets [R + 
 Row: TypeAlias = Sequence[int] | NDArray[Any] | Mapping[str, Any]
 Rows: TypeAlias = Packed | Iterable[Row]
 
-ROW_NUMBERS = ("reward", "temperature", "top_k", "top_p")  # fields with a number for each row
-
 _INT32_MAX = np.iinfo(np.int32).max
 _ROWS = "a list of rows, each a list of token ids, an integer array or a dict with input_ids; or (offsets, tokens)"
 

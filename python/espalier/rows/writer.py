@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import InputError
-from .sequences import ROW_NUMBERS
+from .fields import ROW_NUMBERS
 
 SCRATCH_SUFFIX = ".partial"
 # Scratch files are locked shortly after they are created, so a younger file may belong to a process that just started.
