@@ -4,7 +4,8 @@
     PYTHONPATH=python python bench/hf_look.py [--layers 28] [--rounds 2000]
 
 Prints the median and the fastest time of Patch.look, which runs before each batch, for a Qwen3 as it is, with LoRA on all its
-linear layers, and with a hook of Accelerate on each layer; and of the settings of training that are read there as well.
+linear layers, and with a hook of Accelerate on each layer; of the look at the head; and of the settings of training that are read
+there as well.
 """
 
 import argparse
@@ -17,7 +18,7 @@ from accelerate.hooks import ModelHook, add_hook_to_module
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 import espalier
-from espalier.hf.families import TrainingSettings, backbone_of, check_training
+from espalier.hf.families import TrainingSettings, backbone_of, check_training, unwrapped
 
 LINEARS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 
@@ -49,16 +50,17 @@ def main():
     parser.add_argument("--rounds", type=int, default=2000)
     arguments = parser.parse_args()
     ids = torch.arange(1, 9).expand(2, 8)
-    print("kind         modules   look: median, fastest [ms]   settings of training: median, fastest [ms]")
+    print("median and fastest [ms]     look at layers      look at the head       settings of training")
     for kind in ("plain", "LoRA", "Accelerate"):
         model = make(kind, arguments.layers)
         model(input_ids=ids, labels=ids)
-        backbone = backbone_of(model)
+        inner, backbone = unwrapped(model), backbone_of(model)
         look = milliseconds(lambda: backbone._espalier.look(backbone, ids), arguments.rounds)  # noqa: B023
+        head = milliseconds(lambda: backbone._espalier.may_share_head(inner, backbone), arguments.rounds)  # noqa: B023
         watched = TrainingSettings.of(backbone)
         settings = milliseconds(lambda: check_training(watched), arguments.rounds // 20)  # noqa: B023
-        print(f"{kind:<12} {len(list(backbone.modules())):7}   {look[0]:8.3f} {look[1]:8.3f}             "
-              f"{settings[0]:8.3f} {settings[1]:8.3f}")  # fmt: skip
+        print(f"{kind:<12} {len(list(backbone.modules())):7}" + "".join(f"   {median:8.3f} {fastest:8.3f}"
+                                                                          for median, fastest in (look, head, settings)))  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ padding; where it may look at these, batches with padding run unshared.
 """
 
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -43,20 +43,21 @@ class Around:
 
     def may_share_head(self, backbone: Any) -> bool:
         """Whether head and model are the code that the tests cover, and no parametrization of weights counts its calls."""
-        model = self._model()
+        model, changes = self._model(), self.changes(backbone)
         head = None if model is None else model.get_output_embeddings()
-        return (head is not None and self.sees_padding(backbone) is None and not self.changes(backbone)
-                and not any("parametrizations" in part._modules for part in head.modules()))  # fmt: skip
+        if head is None or changes or next(self._suspects(model, backbone, changes), None) is not None:
+            return False
+        return not any("parametrizations" in part._modules for part in head.modules())
 
     def sees_padding(self, backbone: Any) -> str | None:
         """The code that may look at hidden states or logits at padding, for messages; None where none does."""
         model = self._model()
         if model is None:
             return None
-        return next(self._suspects(model, backbone), None)
+        return next(self._suspects(model, backbone, self.changes(backbone)), None)
 
-    def _suspects(self, model: Any, backbone: Any) -> Iterator[str]:
-        for change in self.changes(backbone):
+    def _suspects(self, model: Any, backbone: Any, changes: Sequence[Change]) -> Iterator[str]:
+        for change in changes:
             if _LIGER not in str(change):
                 yield str(change)
         for module in (model, backbone):

@@ -8,6 +8,7 @@ backbone still has the code that was looked at last, and names what is not the l
 import enum
 import functools
 import inspect
+import operator
 import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -40,6 +41,7 @@ _PLAIN = (bool, int, float, str, FunctionType)
 _CHECKPOINTING = "_gradient_checkpointing_func"  # which families.py judges
 _CALLS = ("__call__", "_call_impl")  # of nn.Module, around every forward
 _CALLED = ("forward", "__call__")
+_SETTINGS = ("sliding_window", "is_causal", "scale_grad_by_freq", "max_norm")  # of modules, on which results for rows depend
 _LAYER = re.compile(r"(?:layers|h|blocks)\.(\d+)\.")  # of a backbone, which runs as many as its config says
 _MIXING = re.compile(r"Attention|Attn|Mixer|Mamba|DeltaNet|Conv|Recurrent|SSM|Rwkv|Retention|Indexer")
 
@@ -121,22 +123,23 @@ class Snapshot:
 
 def _state_of(backbone: Any) -> tuple[Any, ...]:
     """What can change without a function of a class or a module changing. It does not keep the modules alive."""
-    modules = [backbone]
+    modules, values = [backbone], []
     for module in modules:  # which grows
-        if children := module.__dict__["_modules"]:
+        own = module.__dict__
+        values.append(own)
+        if children := own["_modules"]:
             modules += [child for child in children.values() if child is not None]
-    values = [module.__dict__ for module in modules]
-    marked = [(id(module), own.get("_active_adapter"), own.get("_disable_adapters"), own.get("is_causal"),
+    marked = [(id(module), own.get("_active_adapter"), own.get("_disable_adapters"),
                None if module is backbone else own.get("forward"), *_hooks_of(module))
-              for module, own in zip(modules, values, strict=True)
+              for module, own in zip(modules, values)
               if own["_forward_hooks"] or own["_forward_pre_hooks"] or own["_backward_hooks"] or own["_backward_pre_hooks"]
-              or "forward" in own or "_active_adapter" in own or own.get("is_causal") is False
-              or own.get("scale_grad_by_freq") or own.get("max_norm")]  # fmt: skip
+              or "forward" in own or "_active_adapter" in own]  # fmt: skip
     config = original_of(backbone.__dict__.get("config"))
     settings = [getattr(config, name, None) for name in ("_attn_implementation", "is_causal", "num_hidden_layers")]
     settings += getattr(config, "layer_types", None) or []
-    settings += [own["sliding_window"] for own in values if "sliding_window" in own]
-    in_training = sum([own["training"] for own in values])
+    for name in _SETTINGS:
+        settings += [own[name] for own in values if name in own]
+    in_training = sum(map(operator.itemgetter("training"), values))
     return set(map(type, modules)), marked, sum(map(len, values)), in_training, settings, _global_hooks()
 
 

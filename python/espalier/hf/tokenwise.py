@@ -50,7 +50,6 @@ def check_tokenwise(backbone: Any, changes: Sequence[Change], device: torch.devi
     One module of each kind is tested: of one code, in one place of all layers. Raises Unsupported by name where a token's result
     depends on other tokens, or on noise that each token draws, unless `dropout` is "shared". Random numbers and gradients are as
     before afterwards."""
-
     thread = threading.get_ident()
 
     def test(change: Change, kind: Any) -> Any:
