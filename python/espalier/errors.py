@@ -57,6 +57,11 @@ def is_failure(error: BaseException) -> bool:
     return isinstance(error, Exception) or type(error).__name__ == "PanicException"
 
 
+def in_one_line(failure: BaseException) -> str:
+    """The type of a failure and the beginning of its message, for a message that names it."""
+    return f"{type(failure).__name__}: {' '.join(str(failure).split())[:300]}"
+
+
 def python_names(text: str) -> str:
     """A message of the library as callers from Python read it: flags of the command line are keyword arguments there.
 

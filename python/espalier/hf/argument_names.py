@@ -9,11 +9,12 @@ import functools
 import re
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 from types import CodeType, ModuleType
 from typing import Any
 
 import torch
+
+from .origin import text_of
 
 _OF_TORCH = ("torch", "builtins")  # whose modules take no **kwargs of a model
 _AFFIX = re.compile(r"""["'](?:(\w+_)|(_\w+))["']""")  # by which code may look for names: "text_", "_ids"
@@ -40,7 +41,7 @@ def _modules_of(module: Any) -> Iterator[str]:
 def _is_read_in(modules: frozenset[str], name: str) -> bool:
     word = re.compile(rf"\b{re.escape(name)}\b")
     for module in _with_imports(modules):
-        source = _source_of(module)
+        source = text_of(module)
         if source is None:
             return True
         if any(name.startswith(prefix or name + "_") or name.endswith(suffix or name + "_")
@@ -64,14 +65,6 @@ def _with_imports(modules: frozenset[str]) -> set[str]:
             if isinstance(other, str) and other.partition(".")[0] in packages and other not in found:
                 waiting.add(other)
     return found
-
-
-def _source_of(module: str) -> str | None:
-    path = Path(getattr(sys.modules.get(module), "__file__", None) or "")
-    try:
-        return path.read_text(encoding="utf-8") if path.suffix == ".py" else None
-    except OSError:
-        return None
 
 
 def _names_in(code: CodeType) -> set[str]:

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from transformers.loss import loss_utils
 
-from .changes import Change, Snapshot, is_hook_of_wrapper
+from .changes import Change, Snapshot, hooks_of, is_hook_of_wrapper
 from .origin import is_library_code
 
 _LIGER = "liger_kernel."  # whose forwards and losses take tokens with labels alone
@@ -67,8 +67,7 @@ class Around:
                 yield f"a forward of {type(module).__name__} from {origin[:-1]}"
         beside = [module for part in _parts_beside(model, backbone) for module in part.modules()]
         for module in (model, backbone, *beside):
-            for hook in (*module._forward_hooks.values(), *module._forward_pre_hooks.values(),
-                         *module._backward_hooks.values(), *module._backward_pre_hooks.values()):  # fmt: skip
+            for hook in hooks_of(module):
                 if not is_hook_of_wrapper(hook):
                     yield f"a hook of {type(module).__name__}"
         loss = getattr(model, "loss_function", None)

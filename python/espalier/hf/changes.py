@@ -13,7 +13,6 @@ import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 from typing import Any, TypeAlias
 
@@ -25,7 +24,7 @@ from transformers import masking_utils, modeling_utils
 from ..errors import Unsupported
 from .code_digest import names_in
 from .config_view import original_of
-from .origin import is_library_code
+from .origin import is_library_code, text_of
 
 # Libraries whose hooks and forwards on single modules pass on what they are called with: they gather, move, cast or record.
 _WRAPPERS = ("accelerate.", "deepspeed.", "espalier.", "peft.", "torch.distributed.", "torch.nn.utils.", "torch._dynamo.",
@@ -41,6 +40,7 @@ _PLAIN = (bool, int, float, str, FunctionType)
 _CHECKPOINTING = "_gradient_checkpointing_func"  # which families.py judges
 _CALLS = ("__call__", "_call_impl")  # of nn.Module, around every forward
 _CALLED = ("forward", "__call__")
+NUMBERS = ("layer_idx", "layer_id")  # attributes with the number of a layer
 _SETTINGS = ("sliding_window", "is_causal", "scale_grad_by_freq", "max_norm")  # of modules, on which results for rows depend
 _LAYER = re.compile(r"(?:layers|h|blocks)\.(\d+)\.")  # of a backbone, which runs as many as its config says
 _MIXING = re.compile(r"Attention|Attn|Mixer|Mamba|DeltaNet|Conv|Recurrent|SSM|Rwkv|Retention|Indexer")
@@ -70,9 +70,6 @@ class Change:
 
     def __str__(self) -> str:
         return f"{self.what} in {self.path}" if self.path else self.what
-
-
-_NO_CHANGE = Change("", "", Role.ROWS)
 
 
 class Snapshot:
@@ -130,7 +127,7 @@ def _state_of(backbone: Any) -> tuple[Any, ...]:
         if children := own["_modules"]:
             modules += [child for child in children.values() if child is not None]
     marked = [(id(module), own.get("_active_adapter"), own.get("_disable_adapters"),
-               None if module is backbone else own.get("forward"), *_hooks_of(module))
+               None if module is backbone else own.get("forward"), *hooks_of(module))
               for module, own in zip(modules, values)
               if own["_forward_hooks"] or own["_forward_pre_hooks"] or own["_backward_hooks"] or own["_backward_pre_hooks"]
               or "forward" in own or "_active_adapter" in own]  # fmt: skip
@@ -157,7 +154,8 @@ def _is_of_peft(module: Any) -> bool:
     return type(module).__module__.startswith("peft.")
 
 
-def _hooks_of(module: Any) -> tuple[Any, ...]:
+def hooks_of(module: Any) -> tuple[Any, ...]:
+    """The hooks of a module, of forward and backward passes."""
     values = module.__dict__
     return (*values["_forward_hooks"].values(), *values["_forward_pre_hooks"].values(), *values["_backward_hooks"].values(),
             *values["_backward_pre_hooks"].values())  # fmt: skip
@@ -292,7 +290,7 @@ def _is_imported(scope: Mapping[str, Any], name: str, function: Any) -> bool:
         return True
     package = re.escape(_package_of(_stock_of(function)))
     pattern = rf"^\s*(from|import) {package}\b|^\s*global\b.*\b{name}\b"
-    return bool(re.search(pattern, _text_of(str(scope["__name__"])), flags=re.MULTILINE))
+    return bool(re.search(pattern, text_of(str(scope["__name__"])) or "", flags=re.MULTILINE))
 
 
 def _stock_of(function: Any) -> Any:
@@ -368,7 +366,7 @@ def _changes_of_module(backbone: Any, path: str, module: Any, fault: str | None)
     for name in ("scale_grad_by_freq", "max_norm") if isinstance(module, nn.Embedding) else ():
         if value := getattr(module, name):  # both look at all tokens of a batch, with padding
             yield Change(path, f"{name}={value}", Role.ROWS, module)
-    for hook in () if module is backbone else _hooks_of(module):
+    for hook in () if module is backbone else hooks_of(module):
         if not is_hook_of_wrapper(hook):
             yield Change(path, f"a hook, {_described(hook)},", Role.ROWS, module)
 
@@ -435,15 +433,9 @@ def _source_of(cls: Any) -> str:
 
 
 @functools.cache
-def _text_of(module: str) -> str:
-    path = sys.modules[module].__file__
-    return "" if path is None else Path(path).read_text(encoding="utf-8")
-
-
-@functools.cache
 def _segments(module: str) -> dict[str, str]:
     """The source of each class of a module."""
-    pieces = re.split(r"^class ", _text_of(module), flags=re.MULTILINE)[1:]
+    pieces = re.split(r"^class ", text_of(module) or "", flags=re.MULTILINE)[1:]
     return {piece.partition("(")[0].partition(":")[0].strip(): piece for piece in pieces}
 
 
@@ -474,13 +466,14 @@ def functions_of(snapshot: Snapshot) -> list[tuple[str, Any]]:
              if isinstance(function, FunctionType | functools.partial | MethodType)]  # fmt: skip
     for change in snapshot.of_role(Role.PATHS):
         if change.module is not None:
-            found += [(f"{_place_of(change.path)}.{name}", getattr(value, "__func__", value))
+            found += [(f"{place_of(change.path)}.{name}", getattr(value, "__func__", value))
                       for name, value in _own_functions(change.module)]  # fmt: skip
-            found.append((f"{change.path}.", tuple(_without(settings_of([change.module]), ())[0])))
+            found.append((f"{change.path}.", tuple(settings_of([change.module]))))
     return [(name, function) for name, function in found if not str(getattr(function, "__module__", "")).startswith("torch.")]
 
 
-def _place_of(path: str) -> str:
+def place_of(path: str) -> str:
+    """A path with * for numbers: the same in all layers."""
     return ".".join("*" if name.isdigit() else name for name in path.split("."))
 
 
@@ -492,8 +485,9 @@ def _own_functions(module: Any) -> list[tuple[str, Any]]:
             and not _is_passing(value, stock)]  # fmt: skip
 
 
-def _without(settings: list[tuple[Any, ...]], names: Sequence[str]) -> list[list[Any]]:
-    return [[pair for pair in pairs if pair[0] not in names] for pairs in settings]
+def _settings_but_numbers(module: Any) -> list[Any]:
+    """The settings of a module, but for the number of its layer."""
+    return [pair for pairs in settings_of([module]) for pair in pairs if pair[0] not in NUMBERS]
 
 
 class NotCarriedOver(Exception):
@@ -504,15 +498,14 @@ def carry_over(changes: Sequence[Change], model: Any) -> None:
     """Gives a small copy of a backbone the changes of single objects in the backbone, at the same places of all layers. Raises
     NotCarriedOver where that is not possible."""
     places: dict[str, Change] = {}
-    for change in changes:
-        other = places.setdefault(_place_of(change.path), change)
-        if change.module is not None and other is not change and settings_of([change.module]) != settings_of([other.module]):
-            numbers = ("layer_idx", "layer_id")
-            if _without(settings_of([change.module]), numbers) != _without(settings_of([other.module]), numbers):
-                raise NotCarriedOver(f"{change} has other settings than {other}")
+    for each in changes:
+        if each.module is not None:
+            other = places.setdefault(place_of(each.path), each)
+            if _settings_but_numbers(each.module) != _settings_but_numbers(other.module):
+                raise NotCarriedOver(f"{each} has other settings than {other}")
     for path, module in list(model.named_modules()):
-        change = places.get(_place_of(path), _NO_CHANGE)
-        if change.module is None:
+        change = places.get(place_of(path))
+        if change is None:
             continue
         cls, own = type(change.module), type(module)
         if cls is not own:

@@ -3,7 +3,9 @@
 
 import functools
 import os
+import sys
 import types
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -38,3 +40,13 @@ def is_library_code(function: Any, name: str | None = None) -> bool:
         if inner is None:
             return name is None or own_name == name
         function = inner
+
+
+@functools.cache
+def text_of(module: str) -> str | None:
+    """The source of a module; None where there is none that can be read."""
+    path = Path(getattr(sys.modules.get(module), "__file__", None) or "")
+    try:
+        return path.read_text(encoding="utf-8") if path.suffix == ".py" else None
+    except OSError:
+        return None

@@ -13,7 +13,7 @@ import torch
 import transformers
 from torch import Tensor
 
-from ..errors import Unsupported
+from ..errors import Unsupported, in_one_line
 from ..trees import Layout, build
 from . import verdicts
 from .changes import Change, NotCarriedOver, Role, Snapshot, carry_over, functions_of
@@ -123,8 +123,8 @@ def _proven(backbone: Any, attach: Attach, changes: Sequence[Change]) -> verdict
         return verdicts.Verdict(f"a small copy is refused: {refusal}")
     except Exception as failure:  # whatever any model may do
         if not changes:
-            return verdicts.Verdict(f"a small copy fails: {_described(failure)}", may_pass=True)
-        return verdicts.Verdict(doubt=f"it fails: {_described(failure)}")  # where layers know GPUs alone
+            return verdicts.Verdict(f"a small copy fails: {in_one_line(failure)}", may_pass=True)
+        return verdicts.Verdict(doubt=f"it fails: {in_one_line(failure)}")  # where layers know GPUs alone
 
 
 @contextlib.contextmanager
@@ -270,7 +270,7 @@ def _proven_itself(backbone: Any, attach: Attach, doubt: str) -> verdicts.Verdic
         with torch.inference_mode(False), _computing_in(first.dtype), _without_checkpointing(backbone):
             error, noise = _error_on_device(backbone, attach, case, first.device)
     except Exception as failure:  # whatever any model may do
-        return verdicts.Verdict(own + f"fails on trees: {_described(failure)}")
+        return verdicts.Verdict(own + f"fails on trees: {in_one_line(failure)}")
     epsilon = max(torch.finfo(first.dtype).eps, 1e-13)
     if not noise <= _MOST_NOISE * epsilon:
         return verdicts.Verdict(own + f"gives a token other results when other tokens follow it, by {noise:.1g}")
@@ -366,7 +366,3 @@ def _probe(row: Tensor, like: Tensor) -> Tensor:
     seed = int((row.cpu() * torch.arange(1, 1 + len(row), device="cpu")).sum())
     generator = torch.Generator(device="cpu").manual_seed(seed)
     return torch.randn(len(row), like.shape[-1], generator=generator, device="cpu").to(like)
-
-
-def _described(failure: Exception) -> str:
-    return f"{type(failure).__name__}: {' '.join(str(failure).split())[:300]}"

@@ -26,6 +26,7 @@ from .. import ops
 from . import fused_head, text_rows
 from .asked import Asked, Given, asked_of, asking
 from .attention import as_autocast
+from .changes import hooks_of
 from .deferred_logits import Deferred, with_deferred
 from .dropout import has_dropout
 from .families import FAMILIES, backbone_of, unwrapped
@@ -148,9 +149,7 @@ def _may_share(model: Any, backbone: Any) -> bool:
 
 
 def _has_hooks(module: Any) -> bool:
-    hooks = (*module._forward_hooks.values(), *module._forward_pre_hooks.values(), *module._backward_hooks.values(),
-             *module._backward_pre_hooks.values())  # fmt: skip
-    return any(not str(getattr(hook, "__module__", "")).startswith("torch.distributed.") for hook in hooks)
+    return any(not str(getattr(hook, "__module__", "")).startswith("torch.distributed.") for hook in hooks_of(module))
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]

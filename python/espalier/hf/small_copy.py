@@ -14,6 +14,7 @@ import torch
 from torch import nn
 from transformers.utils import logging
 
+from ..errors import in_one_line
 from .config_view import original_of
 
 VOCABULARY = 48
@@ -248,7 +249,7 @@ def small_model(cls: Any, config: Any, scale: Scale | None = None, seed: int = 0
             with _quiet():
                 model = cls(small_config(config, layers, scale))
         except Exception as failure:
-            raise NotSmall(f"{type(failure).__name__}: {' '.join(str(failure).split())[:200]}") from failure
+            raise NotSmall(in_one_line(failure)) from failure
         if wanted <= kinds_of_layers(model):
             break
     else:

@@ -19,8 +19,8 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_map
 
-from ..errors import Unsupported
-from .changes import Change, functions_of_classes, settings_of
+from ..errors import Unsupported, in_one_line
+from .changes import NUMBERS, Change, functions_of_classes, place_of, settings_of
 from .dropout import switched_off
 from .float64 import InFloat64
 
@@ -85,14 +85,13 @@ def _outermost(changes: Sequence[Change]) -> list[Change]:
 
 
 def _kind_of(change: Change) -> tuple[Any, ...]:
-    place = tuple("*" if name.isdigit() else name for name in change.path.split("."))
     parts = list(change.module.modules())
     forwards = [getattr(part.forward, "__func__", part.forward) for part in parts]
     if not type(change.module).__module__.startswith("peft."):
-        settings = [pair for pairs in settings_of(parts) for pair in pairs if pair[0] not in ("layer_idx", "layer_id")]
+        settings = [pair for pairs in settings_of(parts) for pair in pairs if pair[0] not in NUMBERS]
         forwards += [*settings, *[function for _, _, function in functions_of_classes(set(map(type, parts)))]]
     variants = getattr(change.module, "lora_variant", None)  # of PEFT, by adapter
-    return (place, *map(type, parts), *forwards, *[part.training for part in parts],
+    return (place_of(change.path), *map(type, parts), *forwards, *[part.training for part in parts],
             str(getattr(change.module, "active_adapters", None)), getattr(change.module, "disable_adapters", None),
             tuple(type(variant) for variant in variants.values()) if isinstance(variants, dict) else None)  # fmt: skip
 
@@ -134,7 +133,7 @@ def _check(change: Change, call: _Call, dropout: str | None) -> None:
                           "distinct tokens instead of rows; train this model unpatched") from None  # fmt: skip
     except Exception as failure:
         raise Unsupported(f"{change}: expected a module that takes tokens in any number and order, received one that fails: "
-                          f"{type(failure).__name__}: {failure}; train this model unpatched") from failure  # fmt: skip
+                          f"{in_one_line(failure)}; train this model unpatched") from failure  # fmt: skip
     if not error:
         return
     if draws and dropout == "shared":

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from ..error_ratio import MAX_RATIO, error_ratio
-from ..errors import Unsupported
+from ..errors import Unsupported, in_one_line
 from ..trees import Layout
 from . import routes
 from .decisions import Own, RouterChoices, gradients_through_clamps
@@ -266,7 +266,7 @@ class _Shared:
         except (Unsupported, MemoryError, torch.OutOfMemoryError):
             raise
         except Exception as failure:  # whatever layers of other libraries say
-            return None, f"{type(failure).__name__}: {' '.join(str(failure).split())[:200]}"
+            return None, in_one_line(failure)
 
     def _with_moved_weights(self) -> Results:
         """Results of an unpatched copy whose weights are each moved by one unit of rounding: how far rounding goes."""
