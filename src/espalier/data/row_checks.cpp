@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "espalier/base/printable.h"
+#include "espalier/data/trajectories.h"
 
 namespace espalier {
 

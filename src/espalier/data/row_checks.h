@@ -17,6 +17,8 @@
 
 namespace espalier {
 
+struct RowReal;
+
 /// How far above 0 a log-probability may be. Rounding stays below it even with float logits in the thousands;
 /// a probability or a negated log-probability, given by mistake, does not.
 inline constexpr double kLogprobSlack = 1e-3;

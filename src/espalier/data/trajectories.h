@@ -145,7 +145,7 @@ struct Trajectories {
 /// A column of one number for each row.
 struct RowReal {
   const char* name;
-  Optional<RealColumn> Trajectories::*column;
+  Optional<RealColumn> Trajectories::* column;
   const char* expected;
   bool (*is_good)(double value);  // of finite values
 };

@@ -42,14 +42,14 @@ nb::object array(const RealColumn& column, nb::handle owner) {
 
 /// The getter of a property that is None if no row has the column.
 template <typename Values>
-auto optional_of(Optional<Values> Trajectories::*member) {
+auto optional_of(Optional<Values> Trajectories::* member) {
   return [member](Rows self) {
     const Optional<Values>& column = of(self).*member;
     return column.any() ? array(column.values, self) : nb::none();
   };
 }
 
-auto texts_of(std::vector<std::string> Trajectories::*member) {
+auto texts_of(std::vector<std::string> Trajectories::* member) {
   return [member](Rows self) { return (of(self).*member).empty() ? nb::none() : nb::cast(of(self).*member); };
 }
 
