@@ -249,6 +249,13 @@ def test_settings_of_modules_count():
         with_mixing(Mixing(keeps=True))(**batch)
 
 
+def test_a_module_that_drops_tokens_above_a_capacity(monkeypatch):
+    model, batch, stock = patch(make_model("llama")), padded(branching_rows()), LlamaMLP.forward
+    monkeypatch.setattr(LlamaMLP, "forward", lambda self, x: stock(self, x) * (x.shape[:-1].numel() <= 100))
+    with pytest.raises(Unsupported, match="expected results of each token alone, received some that depend on the other"):
+        model(**batch)
+
+
 def test_modules_of_pytorch_that_mix_tokens():
     model, batch = make_model("llama"), padded(branching_rows())
     model.model.layers[0].mlp.act_fn = torch.nn.Softmax(1)

@@ -82,7 +82,9 @@ class Snapshot:
 
     def __init__(self, module: Any, *classes: Any) -> None:
         """classes: of other modules that belong to it."""
-        self._state, self._classes = _state_of(module), classes
+        self._places = [(number, name) for number, part in enumerate(_modules_of(module)) for name in _SETTINGS
+                        if name in vars(part)]  # fmt: skip
+        self._state, self._classes = _state_of(module, self._places), classes
         every_class = self._state[0].union(classes)
         attention = _attention_functions(module) if hasattr(module, "config") else []
         self.code = attention + functions_of_classes(every_class)
@@ -109,7 +111,7 @@ class Snapshot:
 
     def is_current(self, module: Any, *classes: Any) -> bool:
         """Whether nothing has changed since."""
-        return (classes == self._classes and self._state == _state_of(module)
+        return (classes == self._classes and self._state == _state_of(module, self._places)
                 and all(where.get(name) is value for where, name, value in self.code)
                 and all(len(base.__dict__) == size for base, size in self._sizes)
                 and self._settings == settings_of(self._watched))  # fmt: skip
@@ -118,14 +120,20 @@ class Snapshot:
         return [change for change in self.changes if change.role is role]
 
 
-def _state_of(backbone: Any) -> tuple[Any, ...]:
-    """What can change without a function of a class or a module changing. It does not keep the modules alive."""
-    modules, values = [backbone], []
+def _modules_of(backbone: Any) -> list[Any]:
+    """All modules, in an order that is the same as long as the backbone is."""
+    modules = [backbone]
     for module in modules:  # which grows
-        own = module.__dict__
-        values.append(own)
-        if children := own["_modules"]:
+        if children := module.__dict__["_modules"]:
             modules += [child for child in children.values() if child is not None]
+    return modules
+
+
+def _state_of(backbone: Any, places: Sequence[tuple[int, str]]) -> tuple[Any, ...]:
+    """What can change without a function of a class or a module changing. It does not keep the modules alive. places: of the
+    settings to read: (number of the module, name)."""
+    modules = _modules_of(backbone)
+    values = [module.__dict__ for module in modules]
     marked = [(id(module), own.get("_active_adapter"), own.get("_disable_adapters"),
                None if module is backbone else own.get("forward"), *hooks_of(module))
               for module, own in zip(modules, values)
@@ -134,10 +142,9 @@ def _state_of(backbone: Any) -> tuple[Any, ...]:
     config = original_of(backbone.__dict__.get("config"))
     settings = [getattr(config, name, None) for name in ("_attn_implementation", "is_causal", "num_hidden_layers")]
     settings += getattr(config, "layer_types", None) or []
-    for name in _SETTINGS:
-        settings += [own[name] for own in values if name in own]
+    settings += [values[number].get(name) for number, name in places if number < len(values)]
     in_training = sum(map(operator.itemgetter("training"), values))
-    return set(map(type, modules)), marked, sum(map(len, values)), in_training, settings, _global_hooks()
+    return set(map(type, modules)), marked, list(map(len, values)), in_training, settings, _global_hooks()
 
 
 def settings_of(modules: Sequence[Any]) -> list[tuple[Any, ...]]:

@@ -25,10 +25,11 @@ from .dropout import switched_off
 from .float64 import InFloat64
 
 _NUM_TOKENS = 13  # a size that hidden states hardly have
-# Tokens of two batches that repeat them: some twice or three times, in another order, and no token in both, so that the largest
-# of all is not.
+# Tokens of batches that repeat and reorder them. No token is in both of the first two, so that one of them lacks the largest. The
+# last has many tokens, for modules with a capacity.
 _INDICES = (torch.tensor([[3, 0, 4, 4, 6, 2, 5], [0, 0, 1, 3, 5, 5, 6], [6, 1, 2, 0, 2, 4, 4]], device="cpu"),
-            torch.tensor([[11, 10, 7, 7, 9, 8], [10, 10, 12, 8, 9, 7]], device="cpu"))  # fmt: skip
+            torch.tensor([[11, 10, 7, 7, 9, 8], [10, 10, 12, 8, 9, 7]], device="cpu"),
+            torch.arange(210, device="cpu").square().remainder(_NUM_TOKENS).view(10, 21))  # fmt: skip
 # Relative errors; rounding alone gives less, and what looks at a batch much more.
 _MOST = {torch.float64: 1e-9, torch.float32: 1e-4, torch.bfloat16: 0.04, torch.float16: 0.01}
 
