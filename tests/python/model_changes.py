@@ -360,6 +360,7 @@ class Trial:
             if not self.is_patched:
                 self.fault(name, f"refused by patch, and raises afterwards: {refusal}")
             self.refusal = str(refusal)
+            self.forget()
             return self.judged(name, "refused", must_share)
         except Exception as error:
             self.fault(name, f"raises {type(error).__name__}: {' '.join(str(error).split())[:300]}")
@@ -411,12 +412,20 @@ class Trial:
         return differ(ours.logits) == differ(theirs.logits)
 
     def update(self, theirs):
-        """The same step of both models."""
+        """The same step of both models, with clipped gradients."""
+        present = {name: gradient for name, gradient in theirs.gradients.items() if gradient is not None}
+        rate = RATE / max(1.0, torch.stack([gradient.norm() for gradient in present.values()]).norm().item())
         with torch.no_grad():
             for model in (self.theirs, self.ours):
                 for name, parameter in model.named_parameters():
-                    if theirs.gradients.get(name) is not None:
-                        parameter.sub_(RATE * theirs.gradients[name])
+                    if name in present:
+                        parameter.sub_(rate * present[name])
+
+    def forget(self):
+        """Takes back what a forward pass of the unpatched model alone has changed of its weights."""
+        with torch.no_grad():
+            for theirs, ours in zip(self.theirs.parameters(), self.ours.parameters(), strict=True):
+                theirs.copy_(ours)
 
 
 def judge(case, sabotage=None):
@@ -568,7 +577,7 @@ def jobs_of(arguments):
 def show(result, refusals, everything):
     if result.faults:
         print(f"WRONG {result.text}\n      " + "\n      ".join(result.faults), flush=True)
-    elif everything or (refusals and result.status == "refused"):
+    elif everything or result.is_quiet or (refusals and result.status == "refused"):
         print(f"{result.status} {result.text}\n      {result.message}", flush=True)
 
 

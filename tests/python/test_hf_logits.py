@@ -332,6 +332,28 @@ def test_replaced_losses(name, monkeypatch):
         assert worst_error(loss_and_gradients(patched, batch), theirs) > 1e-3
 
 
+class _Spread(torch.autograd.Function):
+    """Its input, with a gradient that is spread over all tokens."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad - 0.1 * grad.mean(0, keepdim=True)
+
+
+def test_a_loss_with_gradients_at_padding(monkeypatch):
+    model, batch = make_model("qwen3"), padded(branching_rows())
+    stock = loss_utils.fixed_cross_entropy
+    monkeypatch.setattr(loss_utils, "fixed_cross_entropy",
+                        lambda logits, *args, **kwargs: stock(_Spread.apply(logits), *args, **kwargs))  # fmt: skip
+    theirs = loss_and_gradients(model, batch)
+    with pytest.warns(UserWarning, match="a loss that looks at logits without labels may look at rows"):
+        assert worst_error(loss_and_gradients(patch(model), batch), theirs) <= EXACT
+
+
 def test_code_of_libraries():
     cross_entropy, loss = nn.functional.cross_entropy, loss_utils.ForCausalLMLoss
     assert is_library_code(cross_entropy, "cross_entropy") and is_library_code(loss, "ForCausalLMLoss")

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Proofs and tests of a patched model whose code others have replaced; test_hf_changes.py has random changes."""
 
+import contextlib
 import copy
 import functools
 import json
@@ -17,9 +18,9 @@ from transformers.models.olmo2.modeling_olmo2 import Olmo2Attention, Olmo2MLP
 
 from espalier import kept
 from espalier.errors import Unsupported
-from espalier.hf import patch, patching, proof, sharing, unpatch, verify
+from espalier.hf import patch, patching, proof, sharing, tokenwise, unpatch, verify
 from espalier.hf.families import backbone_of
-from espalier.hf.float64 import InFloat64
+from espalier.hf.float64 import InFloat64, OnCpu
 from espalier.hf.small_copy import small_config
 from hf_default_models import default_model
 from hf_models import HookOfEspalier, branching_rows, make_model, packed, padded, sums_of, worst_error
@@ -254,6 +255,73 @@ def test_a_module_that_drops_tokens_above_a_capacity(monkeypatch):
     monkeypatch.setattr(LlamaMLP, "forward", lambda self, x: stock(self, x) * (x.shape[:-1].numel() <= 100))
     with pytest.raises(Unsupported, match="expected results of each token alone, received some that depend on the other"):
         model(**batch)
+
+
+def test_a_wrapper_that_copies_attributes_of_the_patch():
+    """functools.wraps copies also what the patch keeps at its forward."""
+    model, batch = make_model("llama"), padded(branching_rows())
+
+    def normed(module):
+        stock = module.forward
+
+        @functools.wraps(stock)
+        def forward(*args, **kwargs):
+            output = stock(*args, **kwargs)
+            output.logits = output.logits / output.logits.norm()
+            return output
+
+        module.forward = forward
+        return module
+
+    theirs = normed(copy.deepcopy(model))
+    ours = normed(patch(model))
+    with pytest.warns(UserWarning, match="a forward of LlamaForCausalLM from test_hf_replaced_code may look at rows"), InFloat64():
+        torch.testing.assert_close(ours(**batch).logits, theirs(**batch).logits)
+
+
+def test_functions_that_call_what_they_replace_run_once(monkeypatch):
+    """Modes of PyTorch call functions of torch.nn.functional by the names that they have there."""
+    calls, stock = [], torch.nn.functional.embedding
+
+    def embedding(*args, **kwargs):
+        calls.append(None)
+        return stock(*args, **kwargs)
+
+    monkeypatch.setattr(torch.nn.functional, "embedding", embedding)
+    for modes, count in (([], 1), ([InFloat64(), OnCpu()], 1), ([torch.device("cpu")], 2)):  # the last: a negative control
+        calls.clear()
+        with contextlib.ExitStack() as stack:
+            for mode in modes:
+                stack.enter_context(mode)
+            torch.nn.Embedding(3, 4)(torch.tensor([1]))
+        assert len(calls) == count
+
+
+def test_looks_leave_embeddings_as_they_are(monkeypatch):
+    """Where batches run unshared; max_norm changes the weights of tokens that a forward pass looks up."""
+    batch = packed([[50, 51, 52, 53], [50, 51, 54]])
+    model = patch(make_model("qwen3"))
+    embedding = model.get_input_embeddings()
+    embedding.max_norm = 0.1
+    before = embedding.weight.detach().clone()
+    with pytest.warns(UserWarning, match="max_norm=0.1 in embed_tokens may look at rows"):
+        model(**batch)
+    seen = (embedding.weight != before).any(1).nonzero().flatten().tolist()
+    assert seen == sorted(set(batch["input_ids"].flatten().tolist()))
+    monkeypatch.setattr(tokenwise, "without_renorm", contextlib.nullcontext)  # negative control
+    model(**batch)
+    assert (embedding.weight != before).any(1).sum() > len(seen)
+
+
+def test_positions_at_padding_are_no_restarts():
+    model, batch = make_model("gpt_oss"), padded(branching_rows())
+    batch["position_ids"] = (batch["attention_mask"].cumsum(-1) - 1).clamp(min=0)
+    theirs = unpatched(model, batch)
+    patch(model).model.layers[0].mlp.register_forward_hook(lambda *_: None)
+    with pytest.warns(UserWarning, match="batches run unshared"):
+        assert_as_unpatched(model, theirs, batch)
+    with pytest.raises(Unsupported, match="packed rows: expected a model that keeps them apart"):
+        model(**packed(branching_rows()))
 
 
 def test_modules_of_pytorch_that_mix_tokens():

@@ -15,7 +15,7 @@ from torch import nn
 from transformers.loss import loss_utils
 
 from .changes import Change, Snapshot, hooks_of, is_hook_of_wrapper
-from .origin import is_library_code
+from .origin import is_library_code, stock_of
 
 _LIGER = "liger_kernel."  # whose forwards and losses take tokens with labels alone
 _KNOWN = (_LIGER, "accelerate.", "espalier.", "peft.", "torch.", "trl.")
@@ -62,8 +62,7 @@ class Around:
             if _LIGER not in str(change):
                 yield str(change)
         for module in (model, backbone):
-            forward = module.__dict__.get("forward")
-            forward = getattr(forward, "stock", forward)  # what was there before the patch
+            forward = stock_of(module.__dict__.get("forward"))
             if forward is None or getattr(forward, "__func__", None) is inspect.unwrap(type(module).forward):
                 continue  # Accelerate's unwrap_model binds what the class has
             if not (origin := _origin_of(forward) + ".").startswith(_KNOWN):
@@ -98,17 +97,21 @@ def _parts_beside(model: Any, backbone: Any) -> list[Any]:
     return [child for child in model.children() if not any(part is backbone for part in child.modules())]
 
 
-@torch.no_grad()
+@torch.inference_mode(False)
+@torch.enable_grad()
 def _is_alike_without_labels(loss: Any, vocabulary: int) -> bool:
-    """Whether a loss stays when logits change at places without a label; False where it does not say."""
+    """Whether a loss stays when logits change at places without a label, and has no gradient there; False where it does not
+    say."""
     generator = torch.Generator(device="cpu").manual_seed(0)
     logits = torch.randn(2, 5, vocabulary, generator=generator, device="cpu")
     labels = torch.tensor([[-100, 1, 2, 3, -100], [-100, 0, 1, -100, -100]], device="cpu")
-    others = logits.clone()
-    others[0, 3:], others[1, 2:] = 0, 0
+    is_free = torch.tensor([[0, 0, 0, 1, 1], [0, 0, 1, 1, 1]], dtype=torch.bool, device="cpu")
+    leaf = logits.clone().requires_grad_()
     try:
-        both = [loss(logits=each.clone(), labels=labels, vocab_size=vocabulary) for each in (logits, others)]
-        return bool(torch.isclose(*both))
+        value = loss(logits=leaf, labels=labels, vocab_size=vocabulary)
+        (gradient,) = torch.autograd.grad(value, leaf)
+        other = loss(logits=logits.masked_fill(is_free.unsqueeze(-1), 0), labels=labels, vocab_size=vocabulary)
+        return bool(torch.isclose(value, other)) and not bool(gradient[is_free].any())
     except Exception:  # whatever a loss of others needs
         return False
 

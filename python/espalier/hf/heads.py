@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from .families import FAMILIES, backbone_of
-from .float64 import InFloat64
+from .float64 import InFloat64, OnCpu
 from .small_copy import NotSmall, small_model
 
 
@@ -19,7 +19,7 @@ def is_plain(inner: Any, backbone: Any) -> bool:
         return True
     cls = next(cls for cls in type(inner).__mro__ if cls.__module__.startswith("transformers.models."))
     try:
-        with torch.random.fork_rng(devices=[]), torch.device("cpu"), torch.inference_mode(False), torch.no_grad(), InFloat64():
+        with torch.random.fork_rng(devices=[]), OnCpu(), torch.inference_mode(False), torch.no_grad(), InFloat64():
             return _is_plain(small_model(cls, inner.config))
     except (NotSmall, RuntimeError, TypeError, AttributeError):
         return False

@@ -42,6 +42,12 @@ def is_library_code(function: Any, name: str | None = None) -> bool:
         function = inner
 
 
+def stock_of(function: Any) -> Any:
+    """What an object of this package, called in place of a function, stands in for; any other function itself. Decorators copy
+    attributes to what they make, so `stock` alone says nothing."""
+    return getattr(function, "stock", function) if type(function).__module__.startswith("espalier.") else function
+
+
 @functools.cache
 def text_of(module: str) -> str | None:
     """The source of a module; None where there is none that can be read."""

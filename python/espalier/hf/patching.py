@@ -435,9 +435,7 @@ def _has_padding(arguments: Mapping[str, Any]) -> bool:
 def _unshared(backbone: Any, given: Patch, arguments: dict[str, Any], reason: str) -> Any:
     """What the backbone computes unpatched. Raises Unsupported where that would mix packed rows, or know nothing of routes."""
     batch = text_rows.of_rows(backbone, arguments)
-    positions = batch.get("position_ids")
-    is_packed = any(name in batch for name in BOUNDARIES) or (
-        isinstance(positions, torch.Tensor) and bool((positions.diff(dim=-1) != 1).any()))  # fmt: skip
+    is_packed = any(name in batch for name in BOUNDARIES) or _has_restarts(batch)
     given.rest.is_lasting = True  # so that checkpointing computes the same again
     if reason not in given.said:
         given.said.add(reason)
@@ -454,6 +452,18 @@ def _unshared(backbone: Any, given: Patch, arguments: dict[str, Any], reason: st
                                   f"{type(backbone).__name__} that mixes them, and {reason}; pad the rows, or remove "
                                   "that")  # fmt: skip
         return given.call_stock(backbone, arguments)
+
+
+@torch.compiler.disable  # type: ignore[untyped-decorator]
+def _has_restarts(batch: Mapping[str, Any]) -> bool:
+    """Whether positions of tokens, padding aside, do not go up by one."""
+    positions, mask = batch.get("position_ids"), batch.get("attention_mask")
+    if not isinstance(positions, torch.Tensor):
+        return False
+    restarts = positions.diff(dim=-1) != 1
+    if isinstance(mask, torch.Tensor) and mask.dim() == 2:
+        restarts = restarts & (mask[:, 1:] * mask[:, :-1] != 0)
+    return bool(restarts.any())
 
 
 def _wants_cache(arguments: Mapping[str, Any]) -> bool:

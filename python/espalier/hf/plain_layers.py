@@ -21,7 +21,7 @@ def by_torch() -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         for module in [module for name, module in sys.modules.items() if name.startswith("transformers.models.") and module]:
             for value in list(vars(module).values()):
-                _choose(stack, getattr(value, "stock", value))
+                _choose(stack, value)
             if "is_fast_path_available" in vars(module):
                 _forget(stack, module)
         yield

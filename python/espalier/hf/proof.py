@@ -19,9 +19,9 @@ from . import verdicts
 from .changes import Change, NotCarriedOver, Role, Snapshot, carry_over, functions_of
 from .config_view import original_of
 from .families import FAMILIES
-from .float64 import InFloat64
+from .float64 import InFloat64, OnCpu
 from .plain_layers import by_torch
-from .reference import gradients_of, rows_alone
+from .reference import gradients_of, rows_alone, without_renorm
 from .small_copy import NotSmall, longest_window, small_model
 
 TESTED = ("5.23", "5.24")  # minor versions of Transformers
@@ -130,7 +130,7 @@ def _proven(backbone: Any, attach: Attach, changes: Sequence[Change]) -> verdict
 @contextlib.contextmanager
 def _as_in_a_fresh_process() -> Iterator[None]:
     """Inside, models are made and run whatever the modes around are; random numbers are as before afterwards."""
-    with (torch.inference_mode(False), torch.enable_grad(), torch.random.fork_rng(devices=[]), torch.device("cpu"),
+    with (torch.inference_mode(False), torch.enable_grad(), torch.random.fork_rng(devices=[]), OnCpu(),
           torch.autocast("cpu", enabled=False), by_torch(), warnings.catch_warnings()):  # fmt: skip
         warnings.simplefilter("ignore")
         yield
@@ -267,7 +267,7 @@ def _proven_itself(backbone: Any, attach: Attach, doubt: str) -> verdicts.Verdic
         return verdicts.Verdict(own + f"would need rows longer than a window or chunk of {longest} tokens")
     case = Case.of(_longer_rows(longest))
     try:
-        with torch.inference_mode(False), _computing_in(first.dtype), _without_checkpointing(backbone):
+        with torch.inference_mode(False), _computing_in(first.dtype), _without_checkpointing(backbone), without_renorm(backbone):
             error, noise = _error_on_device(backbone, attach, case, first.device)
     except Exception as failure:  # whatever any model may do
         return verdicts.Verdict(own + f"fails on trees: {in_one_line(failure)}")

@@ -4,12 +4,13 @@
 Proofs of families, `verify` and `patch(check=True)` have their reference from here.
 """
 
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import modeling_utils
 
 from .origin import is_library_code
@@ -49,6 +50,20 @@ def gradients_of(model: Any, loss: Tensor) -> dict[str, Tensor]:
     found = torch.autograd.grad(loss, list(trained.values()), allow_unused=True)
     return {name: torch.zeros(parameter.shape, dtype=torch.float64, device="cpu") if gradient is None else gradient.cpu().double()
             for (name, parameter), gradient in zip(trained.items(), found)}  # fmt: skip
+
+
+@contextlib.contextmanager
+def without_renorm(model: Any) -> Iterator[None]:
+    """Inside, embeddings with max_norm leave their weights as they are, which a forward pass would change."""
+    modules = [module for module in model.modules() if isinstance(module, nn.Embedding) and module.max_norm is not None]
+    most = [module.max_norm for module in modules]
+    for module in modules:
+        module.max_norm = None
+    try:
+        yield
+    finally:
+        for module, value in zip(modules, most, strict=True):
+            module.max_norm = value
 
 
 def to_float64(model: Any) -> Any:

@@ -23,6 +23,7 @@ from ..errors import Unsupported, in_one_line
 from .changes import NUMBERS, Change, functions_of_classes, place_of, settings_of
 from .dropout import switched_off
 from .float64 import InFloat64
+from .reference import without_renorm
 
 _NUM_TOKENS = 13  # a size that hidden states hardly have
 # Tokens of batches that repeat and reorder them. No token is in both of the first two, so that one of them lacks the largest. The
@@ -67,7 +68,7 @@ def check_tokenwise(backbone: Any, changes: Sequence[Change], device: torch.devi
     handles = [change.module.register_forward_pre_hook(test(change, kind), with_kwargs=True) for change, kind in kinds]
     ids = torch.arange(1, 1 + _NUM_TOKENS, device=device).unsqueeze(0) % backbone.config.vocab_size
     try:
-        with torch.no_grad(), _same_random_numbers(device), switched_off(backbone), _state_restored(changes):
+        with _trying(backbone, device), _state_restored(changes):
             backbone(input_ids=ids, use_cache=False)
     finally:
         for handle in handles:
@@ -111,6 +112,13 @@ def _state_restored(changes: Sequence[Change]) -> Iterator[None]:
         with torch.no_grad():
             for buffer, value in buffers:
                 buffer.copy_(value)
+
+
+@contextlib.contextmanager
+def _trying(backbone: Any, device: torch.device) -> Iterator[None]:
+    """Inside, forward passes draw the same numbers, drop nothing and leave weights as they are."""
+    with torch.no_grad(), _same_random_numbers(device), switched_off(backbone), without_renorm(backbone):
+        yield
 
 
 @contextlib.contextmanager
@@ -277,7 +285,7 @@ def keeps_packed_rows_apart(backbone: Any, device: torch.device) -> bool:
         return False
     ids = torch.arange(1, 1 + 2 * _NUM_TOKENS, device=device).unsqueeze(0) % backbone.config.vocab_size
     positions = torch.arange(2 * _NUM_TOKENS, device=device).unsqueeze(0) % _NUM_TOKENS
-    with torch.no_grad(), _same_random_numbers(device), switched_off(backbone):
+    with _trying(backbone, device):
         packed = backbone(input_ids=ids, position_ids=positions, use_cache=False)[0][:, _NUM_TOKENS:]
         alone = backbone(input_ids=ids[:, _NUM_TOKENS:], use_cache=False)[0]
     most = max(5 * _MOST.get(packed.dtype, 0.1), 0.01)
