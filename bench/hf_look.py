@@ -18,7 +18,7 @@ from accelerate.hooks import ModelHook, add_hook_to_module
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 import espalier
-from espalier.hf.families import TrainingSettings, backbone_of, check_training, unwrapped
+from espalier.hf.families import backbone_of, check_training, modules_with_settings, unwrapped
 
 LINEARS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 
@@ -57,7 +57,7 @@ def main():
         inner, backbone = unwrapped(model), backbone_of(model)
         look = milliseconds(lambda: backbone._espalier.look(backbone, ids), arguments.rounds)  # noqa: B023
         head = milliseconds(lambda: backbone._espalier.may_share_head(inner, backbone), arguments.rounds)  # noqa: B023
-        watched = TrainingSettings.of(backbone)
+        watched = modules_with_settings(backbone)
         settings = milliseconds(lambda: check_training(watched), arguments.rounds // 20)  # noqa: B023
         print(f"{kind:<12} {len(list(backbone.modules())):7}" + "".join(f"   {median:8.3f} {fastest:8.3f}"
                                                                           for median, fastest in (look, head, settings)))  # fmt: skip

@@ -85,7 +85,7 @@ PYTHON
 
 make_venv() {
   local stamp=.venv/.espalier-requirements wanted
-  wanted="$(cat requirements.txt requirements-cookbook.txt | sha256sum | cut -d' ' -f1) $(python3 -c 'import sys; print(sys.version.split()[0])')"
+  wanted="$(cat requirements{,-cookbook,-wrappers}.txt | sha256sum | cut -d' ' -f1) $(python3 -c 'import sys; print(sys.version.split()[0])')"
   [[ -f $stamp && $(<"$stamp") == "$wanted" ]] && return
   if ! .venv/bin/python -m pip --version &>/dev/null; then
     say "making .venv"
@@ -96,6 +96,8 @@ make_venv() {
   local -a install=(.venv/bin/python -m pip install --disable-pip-version-check --no-compile)
   "${install[@]}" --requirement requirements.txt >&2
   "${install[@]}" --no-deps --requirement requirements-cookbook.txt >&2
+  rm -rf .venv/wrappers
+  "${install[@]}" --no-deps --target .venv/wrappers --requirement requirements-wrappers.txt >&2
   echo "$wanted" >"$stamp"
 }
 

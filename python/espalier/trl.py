@@ -58,9 +58,6 @@ def patch(trainer: Trainer, *, backend: str = "auto", check: bool = False, keep_
     model = getattr(trainer, "model", None)
     if model is None:
         raise Unsupported(f"espalier.trl.patch: expected a trainer with a model, received {type(trainer).__name__}")
-    if getattr(trainer, "is_deepspeed_enabled", False):
-        raise Unsupported("DeepSpeed: expected a trainer that runs without it, received one whose arguments have deepspeed; take "
-                          "FSDP2 (fsdp_version 2 of Accelerate) or DistributedDataParallel")  # fmt: skip
     if (name := _listed(trainer, _REFUSED)) is not None:
         raise Unsupported(f"{name}: expected a trainer that hands rows of tokens to its model, received one that "
                           f"{_REFUSED[name]}; leave it unpatched")  # fmt: skip

@@ -10,7 +10,8 @@ import transformers
 from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache
 
 from espalier.errors import Unsupported
-from espalier.hf import patch, proof, unpatch
+from espalier.hf import patch, proof, sharing, unpatch, verify
+from espalier.hf.float64 import InFloat64
 from hf_models import DeepSpeedEngine, branching_rows, make_model, packed, padded
 
 
@@ -110,17 +111,30 @@ def test_adapters_that_look_for_their_invocation(is_training):
         torch.testing.assert_close(model(**batch).loss, expected)
 
 
-@pytest.mark.parametrize("is_training", [True, False])
-def test_models_of_deepspeed(is_training):
-    """Its engine, and a model that it takes over after patching."""
-    model = make_model("qwen3", torch.float32).train(is_training)
-    with pytest.raises(Unsupported, match="DeepSpeed: expected a model whose gradients are those of PyTorch, received a Deep"):
-        patch(DeepSpeedEngine(model))
-    patch(model)
-    for parameter in model.parameters():  # DeepSpeed takes all
-        parameter.ds_id = 7
-    with pytest.raises(Unsupported, match="DeepSpeed: .*received one that DeepSpeed has taken over"):
-        model(**padded(branching_rows()))
+class Actor(torch.nn.Module):
+    """As trainers wrap models that they call in their own way."""
+
+    def __init__(self, model):
+        super().__init__()
+        self.model = model
+
+    def forward(self, sequences, attention_mask):
+        return self.model(sequences, attention_mask=attention_mask, use_cache=False).logits
+
+
+@pytest.mark.parametrize("around", [DeepSpeedEngine, Actor, lambda model: DeepSpeedEngine(Actor(model))])
+def test_what_trainers_put_around_models(around):
+    """tests/python/deepspeed_rank_checks.py has DeepSpeed itself."""
+    model, batch = make_model("qwen3"), padded(branching_rows())
+    with InFloat64():
+        theirs = model(**batch).logits
+        patch(around(model))
+        ours = model(**batch).logits
+    mask = batch["attention_mask"].bool()
+    torch.testing.assert_close(ours[mask], theirs[mask])
+    assert sharing(around(model)).ratio > 1.3 and verify(around(model), batch).passed
+    with pytest.raises(Unsupported, match="espalier.hf.patch: expected a model of Transformers as the backbone"):
+        patch(torch.nn.ModuleList([around(model), torch.nn.Identity()]))
 
 
 def test_an_adapter_for_each_row():

@@ -301,6 +301,15 @@ def of_deepspeed():
     return DeepSpeedEngine(make_model("qwen3", torch.float32))
 
 
+def in_a_wrapper():
+    class Wrapper(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.model = make_model("qwen3", torch.float32)
+
+    return Wrapper()
+
+
 def sharded_by_deepspeed():
     model = make_model("qwen3", torch.float32)
     next(model.parameters()).ds_id = 0
@@ -317,7 +326,8 @@ MODELS = {
     "aLoRA .alora_invocation_tokens.: expected adapters that act on all": lambda: with_adapters(
         alora_invocation_tokens=[5, 6]),
     "in the layers of the model, such as LoRA, received PROMPT_TUNING": with_prompt_tuning,
-    "DeepSpeed: .*received a DeepSpeedEngine, whose own backward partitions": of_deepspeed,
+    "received a DeepSpeedEngine, whose own backward partitions": of_deepspeed,
+    "received Wrapper around a Qwen3ForCausalLM, which is called in another way": in_a_wrapper,
     "received one that DeepSpeed has taken over": sharded_by_deepspeed,
     "received the fused head that a trainer of TRL has set; train by espalier.trl.patch": of_a_trainer_of_trl,
     "received Qwen3Model alone": lambda: make_model("qwen3", torch.float32).model,

@@ -100,13 +100,6 @@ def test_groups_that_are_taken_apart(words, tmp_path):
     assert "multiple of num_generations=4, received 2" in said
 
 
-def test_deepspeed(words, tmp_path):
-    trainer = sft(make_model("qwen3"), words, dict(output_dir=str(tmp_path), report_to=[], use_cpu=True, bf16=False))
-    trainer.is_deepspeed_enabled = True
-    with pytest.raises(Unsupported, match="DeepSpeed: expected a trainer that runs without it"):
-        espalier_trl.patch(trainer)
-
-
 def test_what_is_no_trainer():
     with pytest.raises(Unsupported, match="expected a trainer with a model, received int"):
         espalier_trl.patch(3)

@@ -22,6 +22,7 @@ from torch.nn.modules import module as module_globals
 from transformers import masking_utils, modeling_utils
 
 from ..errors import Unsupported
+from . import zero
 from .code_digest import names_in
 from .config_view import original_of
 from .origin import is_library_code, text_of
@@ -309,7 +310,7 @@ def _stock_of(function: Any) -> Any:
 def _is_library_function(function: Any) -> bool:
     if isinstance(function, FunctionType | MethodType | BuiltinFunctionType | functools._lru_cache_wrapper):
         function = _stock_of(function)
-        return is_library_code(function) or _package_of(function) in _KERNELS
+        return is_library_code(function) or _package_of(function) in _KERNELS or zero.is_linear(function)
     return str(type(function).__module__).partition(".")[0] in ("torch", "transformers", *_KERNELS)
 
 

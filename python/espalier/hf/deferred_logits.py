@@ -2,6 +2,7 @@
 """Outputs of models whose logits are computed when they are read."""
 
 import functools
+import sys
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
@@ -90,6 +91,13 @@ def _class_of(cls: Any) -> Any:
             return output.logits
         return OrderedDict.__getitem__(output, key) if isinstance(key, str) else cls.__getitem__(output, key)
 
+    def keys(output: Any) -> Any:
+        """ZeRO 3 goes through outputs by their keys, to hook tensors. Logits that are computed later have hooks at the head."""
+        names = OrderedDict.keys(output)
+        if sys._getframe(1).f_globals.get("__name__") != "deepspeed.runtime.zero.utils":
+            return names
+        return [name for name in names if type(OrderedDict.__getitem__(output, name)) is not Deferred]
+
     def get(output: Any, key: str, default: Any = None) -> Any:
         return get_item(output, key) if key in output else default
 
@@ -102,7 +110,7 @@ def _class_of(cls: Any) -> Any:
         return OrderedDict.values(output)
 
     members = {"__module__": cls.__module__, "__qualname__": cls.__qualname__, "__doc__": cls.__doc__,
-               "__post_init__": post_init, "get": get,
+               "__post_init__": post_init, "get": get, "keys": keys,
                "__getattribute__": get_attribute, "__getitem__": get_item, "items": items, "values": values,
                "__reduce__": lambda output: (cls, tuple(getattr(output, field.name) for field in fields(output)))}  # fmt: skip
     return type(cls.__name__, (cls,), members)

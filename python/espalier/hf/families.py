@@ -3,8 +3,7 @@
 
 import functools
 import sys
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -12,9 +11,10 @@ import torch
 import transformers
 from torch import nn
 from torch.utils.checkpoint import checkpoint
+from transformers import PreTrainedModel
 
 from ..errors import Unsupported
-from . import mixers
+from . import mixers, zero
 from .dropout import NOISE
 from .dropout import check_module as check_dropout
 
@@ -38,19 +38,28 @@ FAMILIES: dict[str, tuple[str, mixers.Mixer | None]] = {
     "mamba2": ("Mamba2Model", mixers.MAMBA2),
     "granitemoehybrid": ("GraniteMoeHybridModel", mixers.MAMBA2),
 }
-# What DeepSpeed keeps at parameters: ZeRO-3, and the copies in float32 of other stages.
-OF_DEEPSPEED = ("ds_id", "_hp_mapping")
-_DEEPSPEED = ("DeepSpeed: expected a model whose gradients are those of PyTorch, received {}, whose own backward partitions and "
-              "scales them; take FSDP2 (fully_shard) or DistributedDataParallel")  # fmt: skip
 ROPE_TYPES = {"default", "linear", "llama3", "proportional", "yarn"}  # those that rotate by the position alone
 
 
+def inside_trainer(model: Any) -> Any:
+    """The model inside of what a trainer has put around it and calls in its own way: DeepSpeed's engine, or a module of which the
+    model is all, such as OpenRLHF's Actor. Any other model itself."""
+    while True:
+        if zero.is_engine(model):
+            model = model.module
+            continue
+        is_foreign = isinstance(model, nn.Module) and not type(model).__module__.startswith(("torch.", "transformers.", "peft."))
+        children = list(model.children()) if is_foreign and not isinstance(model, PreTrainedModel) else []
+        if len(children) != 1 or not (isinstance(children[0], PreTrainedModel) or hasattr(children[0], "get_base_model")):
+            return model
+        model = children[0]
+
+
 def unwrapped(model: Any) -> Any:
-    """The model of Transformers inside of wrappers: PEFT, torch.compile, DistributedDataParallel."""
+    """The model of Transformers inside of wrappers: PEFT, torch.compile, DistributedDataParallel, what trainers put around it."""
     inner = model
     while True:
-        if _is_engine_of_deepspeed(inner):  # which passes on whatever it does not have itself
-            return inner
+        inner = inside_trainer(inner)
         if hasattr(inner, "get_base_model"):  # PEFT
             inner = inner.get_base_model()
         elif hasattr(inner, "_orig_mod"):  # torch.compile
@@ -61,10 +70,6 @@ def unwrapped(model: Any) -> Any:
             return inner
 
 
-def _is_engine_of_deepspeed(model: Any) -> bool:
-    return any(cls.__module__.startswith("deepspeed.") for cls in type(model).__mro__)
-
-
 def backbone_of(model: Any) -> Any:
     """The module of `model` that turns token ids into hidden states; `model` may be wrapped, by PEFT for example.
 
@@ -73,8 +78,6 @@ def backbone_of(model: Any) -> Any:
     if isinstance(inner, nn.DataParallel):
         raise Unsupported("nn.DataParallel: expected one process for each GPU, as torchrun starts them, received a model "
                           "that is copied to several; give model.module")  # fmt: skip
-    if _is_engine_of_deepspeed(inner):
-        raise Unsupported(_DEEPSPEED.format(f"a {type(inner).__name__}"))
     base = _base_of(inner)
     backbone = getattr(base, "language_model", base)
     model_type = getattr(getattr(backbone, "config", None), "model_type", None)
@@ -164,30 +167,18 @@ def check_model(model: Any, backbone: Any) -> None:
                           "are replaced by kernels of the Hub")  # fmt: skip
 
 
-@dataclass(frozen=True)
-class TrainingSettings:
-    """Where a backbone has settings of training. modules: with their paths; parameter: one that is trained, of which DeepSpeed
-    takes all at once."""
-
-    modules: list[tuple[str, Any]]
-    parameter: Any
-
-    @classmethod
-    def of(cls, backbone: Any) -> "TrainingSettings":
-        settings = ("drop", "jitter", NOISE, "checkpoint")
-        modules = [(path, module) for path, module in backbone.named_modules()
-                   if isinstance(module, nn.modules.dropout._DropoutNd)
-                   or any(part in name for name in vars(module) for part in settings)]  # fmt: skip
-        parameters = list(backbone.parameters())
-        return cls(modules, next((each for each in parameters if each.requires_grad), parameters[0]))
+def modules_with_settings(backbone: Any) -> list[tuple[str, Any]]:
+    """(path, module) of the modules of a backbone that have settings of training."""
+    settings = ("drop", "jitter", NOISE, "checkpoint")
+    return [(path, module) for path, module in backbone.named_modules()
+            if isinstance(module, nn.modules.dropout._DropoutNd)
+            or any(part in name for name in vars(module) for part in settings)]  # fmt: skip
 
 
-def check_training(settings: TrainingSettings, dropout: str | None = None) -> None:
+def check_training(modules: Iterable[tuple[str, Any]], dropout: str | None = None) -> None:
     """Raises Unsupported for settings of training under which a token's result is not a function of its path alone, or would not
-    be found again in backward. dropout: as `patch` takes it."""
-    if any(hasattr(settings.parameter, name) for name in OF_DEEPSPEED):
-        raise Unsupported(_DEEPSPEED.format("one that DeepSpeed has taken over"))
-    for name, module in settings.modules:
+    be found again in backward. modules: as modules_with_settings gives them; dropout: as `patch` takes it."""
+    for name, module in modules:
         if not module.training:
             continue
         check_dropout(name, module, dropout)

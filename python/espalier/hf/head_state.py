@@ -16,8 +16,9 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from ..errors import Unsupported
+from .zero import COUNTERS
 
-_OF_EVERY_MODULE = frozenset(nn.Module().__dict__)
+_NO_SETTINGS = {*nn.Module().__dict__, *COUNTERS}
 _NUM_SAMPLES = 256  # values of each tensor that are compared, since `tensor.data` can change without a new version
 _waiting: "weakref.WeakSet[HeadState]" = weakref.WeakSet()
 _lock = threading.Lock()  # of _waiting
@@ -98,7 +99,7 @@ def _record(head: Any) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name, module in head.named_modules(prefix="the output layer"):
         hooks = (*module._forward_pre_hooks.values(), *module._forward_hooks.values())
-        settings = {key: _frozen(value) for key, value in module.__dict__.items() if key not in _OF_EVERY_MODULE}
+        settings = {key: _frozen(value) for key, value in module.__dict__.items() if key not in _NO_SETTINGS}
         found[name] = type(module), module.__dict__.get("forward"), hooks, settings
     for name, tensor in _tensors(head):
         version = None if tensor.is_inference() else tensor._version
@@ -107,11 +108,14 @@ def _record(head: Any) -> dict[str, Any]:
 
 
 def _tensors(head: Any) -> Iterator[tuple[str, Tensor]]:
-    """The plain tensors of parameters and buffers; of a DTensor, its part on this rank."""
+    """The plain tensors of parameters and buffers; of a DTensor, or of a parameter that ZeRO 3 has partitioned, its part on this
+    rank too."""
     for module_name, module in head.named_modules(prefix="the output layer"):
         for name, tensor in (*module._parameters.items(), *module._buffers.items()):
             if tensor is not None:
                 yield from ((f"{module_name}.{name}{inner}", part) for inner, part in _plain(tensor))
+                if isinstance(part := getattr(tensor, "ds_tensor", None), Tensor):
+                    yield f"{module_name}.{name} (partitioned)", part
 
 
 def _plain(tensor: Tensor, name: str = "") -> Iterator[tuple[str, Tensor]]:

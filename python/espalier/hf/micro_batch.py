@@ -12,12 +12,12 @@ from torch import Tensor, nn
 
 from .. import ops
 from ..errors import InputError, Unsupported
-from . import shared_head, tensor_parallel
+from . import shared_head, tensor_parallel, zero
 from .attention import as_autocast, resolved
 from .changes import is_hook_of_wrapper
 from .dropout import NOISE
-from .families import (TrainingSettings, backbone_of, check_followed, check_training, mixer_of, refuse_alora, stock_class,
-                       unwrapped)  # fmt: skip
+from .families import (backbone_of, check_followed, check_training, inside_trainer, mixer_of, modules_with_settings, refuse_alora,
+                       stock_class, unwrapped)  # fmt: skip
 from .gradient_sync import drop_whole_gradients
 from .heads import is_plain, logit_scale
 from .patching import Patch, apply_patch, patch_of
@@ -82,7 +82,7 @@ class MicroBatchModel:
         self._patch.install_mixers(self.backbone)
         if has_routes:
             self._patch.replay_routes(self.backbone)  # before the layers are named: its hooks come first
-        check_training(TrainingSettings.of(self.backbone), self._patch.dropout)
+        check_training(modules_with_settings(self.backbone), self._patch.dropout)
         refuse_alora(self.backbone)
         if (reason := self._patch.look(self.backbone)) is not None:
             raise Unsupported(f"espalier.Step: expected layers that take tokens one at a time, received {reason}, which may look "
@@ -171,6 +171,10 @@ class MicroBatchModel:
 
     def _check(self) -> None:
         model = self.model
+        zero.refuse_engine(model, "espalier.Step")
+        if (inside := inside_trainer(model)) is not model:
+            raise Unsupported(f"espalier.Step: expected a model of Transformers, received {type(model).__name__} around a "
+                              f"{type(inside).__name__}, which is called in another way; give the model inside")  # fmt: skip
         if self.inner is self.backbone:
             raise Unsupported("espalier.Step: expected a model with a head, as AutoModelForCausalLM gives it, received "
                               f"{type(self.inner).__name__} alone")  # fmt: skip

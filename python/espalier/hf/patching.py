@@ -23,8 +23,8 @@ from .config_view import is_view, original_of, tree_view
 from .dropout import checked_choice, noise_of_batch
 from .around import Around
 from .changes import Role, Snapshot, attention_modules, refuse_attention
-from .families import (TrainingSettings, backbone_of, check_followed, check_model, check_training, composite_of,
-                       is_tested_family, mixer_of, unwrapped)  # fmt: skip
+from .families import (backbone_of, check_followed, check_model, check_training, composite_of, is_tested_family, mixer_of,
+                       modules_with_settings, unwrapped)  # fmt: skip
 from .resting import Rest
 from .rows import BOUNDARIES, INPUTS, Rows, check_boundaries, read_rows
 from .run import Expand, TreeRun
@@ -48,7 +48,7 @@ def apply_patch(model: Model, backend: str = "auto", check: Callable[[Any, Mappi
     check_model(model, backbone)
     dropout = checked_choice(dropout)
     if backbone.training:
-        check_training(TrainingSettings.of(backbone), dropout)
+        check_training(modules_with_settings(backbone), dropout)
     snapshot = Snapshot(backbone)
     refuse_attention(snapshot)
     if check is None or snapshot.of_role(Role.PATHS):
@@ -193,7 +193,7 @@ class Patch:
         self.stock_forward = stock_forward  # set on the object itself by another library; usually None
         self.has_changed_code = has_changed_code  # in what mixes tokens
         self.snapshot: Snapshot | None = None  # of the code that was looked at last
-        self.settings: TrainingSettings | None = None  # as of the snapshot
+        self.settings: list[tuple[str, Any]] | None = None  # modules with settings, as of the snapshot
         self.around: Around | None = None  # the model with a head
         self.said: set[str] = set()  # why batches have run unshared
         self.unshared: str | None = None  # why batches run unshared
@@ -272,7 +272,7 @@ class Patch:
                 check_tokenwise(backbone, modules, device, self.dropout, self.tokenwise)
         self.unshared = str(hooks[0]) if hooks else None
         self.attention = attention_modules(backbone)
-        self.settings = TrainingSettings.of(backbone)
+        self.settings = modules_with_settings(backbone)
         self.snapshot = Snapshot(backbone)  # without what was attached for the tests
 
     def may_share_head(self, model: Any, backbone: Any) -> bool:
@@ -490,7 +490,8 @@ def _checked(backbone: Any, arguments: dict[str, Any], dropout: str | None) -> d
     for name in (*INPUTS, *BOUNDARIES):
         if name in arguments and not isinstance(arguments[name], torch.Tensor):
             raise Unsupported(f"{name}: expected a tensor, received {_described(arguments[name])}")
-    check_training(backbone._espalier.settings or TrainingSettings.of(backbone), dropout)
+    settings = backbone._espalier.settings
+    check_training(modules_with_settings(backbone) if settings is None else settings, dropout)
     if routes.NAME in arguments:
         arguments[routes.NAME] = routes.checked_routes(backbone, arguments)
     return {name: arguments[name] for name in OUTPUTS if name in arguments}

@@ -36,6 +36,7 @@ from .origin import is_library_code
 from .run import Expand
 
 CACHED = ("past_key_values", "cache_params", "cache", "use_cache")
+_GATHERING = ("torch.distributed.", "deepspeed.")  # whose hooks gather parameters
 OF_THE_LOSS = ("labels", "shift_labels", "num_items_in_batch", "ignore_index")
 
 
@@ -140,8 +141,8 @@ def forward(model: Any, own: Callable[..., Any] | None, *args: Any, **kwargs: An
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]
 def _may_share(model: Any, backbone: Any) -> bool:
-    """Whether nobody looks at what goes from the backbone to the head, or changes it, but FSDP2, which does not mind, and the
-    head drops nothing of it."""
+    """Whether nobody looks at what goes from the backbone to the head, or changes it, but FSDP2 and ZeRO 3, which do not mind,
+    and the head drops nothing of it."""
     head = model.get_output_embeddings()
     if head is None or any(map(has_dropout, head.modules())) or not backbone._espalier.may_share_head(model, backbone):
         return False
@@ -149,7 +150,7 @@ def _may_share(model: Any, backbone: Any) -> bool:
 
 
 def _has_hooks(module: Any) -> bool:
-    return any(not str(getattr(hook, "__module__", "")).startswith("torch.distributed.") for hook in hooks_of(module))
+    return any(not str(getattr(hook, "__module__", "")).startswith(_GATHERING) for hook in hooks_of(module))
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]

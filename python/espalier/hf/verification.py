@@ -18,7 +18,7 @@ from ..trees import Layout
 from . import routes
 from .decisions import Own, RouterChoices, gradients_through_clamps
 from .dropout import switched_off
-from .families import backbone_of
+from .families import backbone_of, inside_trainer
 from .float64 import InFloat64
 from .patching import apply_patch, forest_of, patch_of, unpatch
 from .reference import gradients_of, moved_by_rounding, rows_alone, to_float64
@@ -212,6 +212,7 @@ def verify(model: Any, batch: Mapping[str, Any]) -> Report:
         >>> espalier.hf.verify(model, {"input_ids": torch.tensor([[11, 12, 13], [11, 12, 14]])}).passed
         True
     """
+    model = inside_trainer(model)
     backbone = backbone_of(model)
     check_whole(model, "espalier.hf.verify")
     before = patch_of(backbone)
