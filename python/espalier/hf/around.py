@@ -15,6 +15,7 @@ from torch import nn
 from transformers.loss import loss_utils
 
 from .changes import Change, Snapshot, hooks_of, is_hook_of_wrapper
+from .heads import is_plain
 from .origin import is_library_code, stock_of
 
 _LIGER = "liger_kernel."  # whose forwards and losses take tokens with labels alone
@@ -25,14 +26,15 @@ class Around:
     """What is around a backbone. Does not keep the model alive."""
 
     def __init__(self, model: Any) -> None:
-        self._model = weakref.ref(model)
+        self.model = weakref.ref(model)
         self._parts: nn.ModuleList | None = None  # beside the backbone
         self._snapshot: Snapshot | None = None
+        self._is_plain: bool | None = None
         self._losses: dict[Any, bool] = {}  # whether they ignore logits without a label
 
     def changes(self, backbone: Any) -> list[Change]:
-        """What others have changed of the head and of the class of the model, but for LoRA."""
-        model = self._model()
+        """What others have changed of the head and of the class of the model, but for LoRA and Liger."""
+        model = self.model()
         parts = [] if model is None else _parts_beside(model, backbone)
         if not parts:
             return []
@@ -40,27 +42,31 @@ class Around:
             self._parts, self._snapshot = nn.ModuleList(parts), None
         if self._snapshot is None or not self._snapshot.is_current(self._parts, type(model)):
             self._snapshot = Snapshot(self._parts, type(model))
-        return [change for change in self._snapshot.changes if not _is_plain_adapter(change)]
+        return [change for change in self._snapshot.changes if not _is_plain_adapter(change) and _LIGER not in str(change)]
 
     def may_share_head(self, backbone: Any) -> bool:
         """Whether head and model are the code that the tests cover, and no parametrization of weights counts its calls."""
-        model, changes = self._model(), self.changes(backbone)
+        model, changes = self.model(), self.changes(backbone)
         head = None if model is None else model.get_output_embeddings()
         if head is None or changes or next(self._suspects(model, backbone, changes), None) is not None:
             return False
         return not any("parametrizations" in part._modules for part in head.modules())
 
+    def has_plain_head(self, backbone: Any) -> bool:
+        """Whether logits are those of the output layer alone."""
+        if self._is_plain is None:
+            self._is_plain = is_plain(self.model(), backbone)
+        return self._is_plain
+
     def sees_padding(self, backbone: Any) -> str | None:
         """The code that may look at hidden states or logits at padding, for messages; None where none does."""
-        model = self._model()
+        model = self.model()
         if model is None:
             return None
         return next(self._suspects(model, backbone, self.changes(backbone)), None)
 
     def _suspects(self, model: Any, backbone: Any, changes: Sequence[Change]) -> Iterator[str]:
-        for change in changes:
-            if _LIGER not in str(change):
-                yield str(change)
+        yield from map(str, changes)
         for module in (model, backbone):
             forward = stock_of(module.__dict__.get("forward"))
             if forward is None or getattr(forward, "__func__", None) is inspect.unwrap(type(module).forward):

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from .families import FAMILIES, backbone_of
 from .float64 import InFloat64, OnCpu
-from .small_copy import NotSmall, small_model
+from .small_copy import small_model
 
 
 def is_plain(inner: Any, backbone: Any) -> bool:
@@ -21,7 +21,7 @@ def is_plain(inner: Any, backbone: Any) -> bool:
     try:
         with torch.random.fork_rng(devices=[]), OnCpu(), torch.inference_mode(False), torch.no_grad(), InFloat64():
             return _is_plain(small_model(cls, inner.config))
-    except (NotSmall, RuntimeError, TypeError, AttributeError):
+    except Exception:  # NotSmall, or whatever layers of other libraries say on a CPU
         return False
 
 

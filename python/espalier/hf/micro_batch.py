@@ -19,7 +19,7 @@ from .dropout import NOISE
 from .families import (backbone_of, check_followed, check_training, inside_trainer, mixer_of, modules_with_settings, refuse_alora,
                        stock_class, unwrapped)  # fmt: skip
 from .gradient_sync import drop_whole_gradients
-from .heads import is_plain, logit_scale
+from .heads import logit_scale
 from .patching import Patch, apply_patch, patch_of
 from .run import TreeRun
 
@@ -37,7 +37,6 @@ class MicroBatchModel:
         if patch_of(self.backbone) is None:
             apply_patch(model)
         self._patch: Patch = self.backbone._espalier
-        self._is_plain: bool | None = None  # whether logits are those of the head alone
         self._takes_positions = "position_ids" in inspect.signature(stock_class(self.backbone).forward).parameters
 
     @property
@@ -149,9 +148,7 @@ class MicroBatchModel:
             raise Unsupported("espalier.Step.logprobs: expected torch.nn.Linear with its own forward as the head, "
                               f"received {type(head).__module__}.{type(head).__name__}; take step.hidden(batch) and "
                               "apply it yourself")  # fmt: skip
-        if self._is_plain is None:
-            self._is_plain = is_plain(self.inner, self.backbone)
-        if not self._is_plain:
+        if not self._patch.around_of(self.inner).has_plain_head(self.backbone):
             raise Unsupported("espalier.Step.logprobs: expected logits that are those of the output layer, received a "
                               f"{type(self.inner).__name__}, which changes them, by a softcap or a scale; take "
                               "step.hidden(batch) and apply both yourself")  # fmt: skip

@@ -279,8 +279,11 @@ class Patch:
         """Whether `model` calls the patched backbone, and its head, with code that the tests cover."""
         if not isinstance(backbone.__dict__.get("forward"), Forward):
             return False
+        return self.around_of(model).may_share_head(backbone)
+
+    def around_of(self, model: Any) -> Around:
         self.around = self.around or Around(model)
-        return self.around.may_share_head(backbone)
+        return self.around
 
     def detach(self, backbone: Any) -> None:
         if not isinstance(backbone.__dict__.get("forward"), Forward):
@@ -416,8 +419,10 @@ def forward(backbone: Any, *args: Any, **kwargs: Any) -> Any:
     if asked is None and (reason := given.look(backbone, arguments.get("input_ids"))) is not None:
         return _unshared(backbone, given, arguments, reason)
     original, arguments = arguments, text_rows.of_rows(backbone, arguments)
-    if asked is None and given.around is not None and (reason := given.around.sees_padding(backbone)) and _has_padding(arguments):
-        return _unshared(backbone, given, original, reason)
+    if asked is None and given.around is not None:
+        shared_head.attach_around_liger(given.around.model(), backbone)
+        if (reason := given.around.sees_padding(backbone)) and _has_padding(arguments):
+            return _unshared(backbone, given, original, reason)
     batch = dict(arguments)
     passed_on = _checked(backbone, arguments, given.dropout)
     if given.unchecked is not None and torch.is_grad_enabled():

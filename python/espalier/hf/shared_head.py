@@ -23,7 +23,7 @@ from transformers import PreTrainedModel, modeling_utils
 from transformers.loss import loss_utils
 
 from .. import ops
-from . import fused_head, text_rows
+from . import fused_head, liger, text_rows
 from .asked import Asked, Given, asked_of, asking
 from .attention import as_autocast
 from .changes import hooks_of
@@ -47,7 +47,7 @@ def attach(model: Any, backbone: Any) -> None:
     if inner is backbone or _head_of(inner) is not None:
         return
     own = inner.__dict__.get("forward")
-    if own is None or fused_head.is_tested(own) or "position_ids" not in inspect.signature(type(inner).forward).parameters:
+    if own is None or _is_tested(own) or "position_ids" not in inspect.signature(type(inner).forward).parameters:
         inner.forward = Head(inner, own)
 
 
@@ -64,9 +64,16 @@ def detach(model: Any) -> None:
 
 
 def foreign_forward(inner: Any) -> Any:
-    """The forward that another library has set on a model; None where there is none."""
+    """The forward that another library has set on a model; None where there is none, or Liger's, which only adds a loss."""
     head = _head_of(inner)
-    return inner.__dict__.get("forward") if head is None else head.stock
+    forward = inner.__dict__.get("forward") if head is None else head.stock
+    return None if liger.is_fused(forward) else forward
+
+
+def attach_around_liger(inner: Any, backbone: Any) -> None:
+    """Gives a patched model its Head again where Liger has set a forward since."""
+    if inner is not None and liger.is_fused(inner.__dict__.get("forward")):
+        attach(inner, backbone)
 
 
 def _head_of(inner: Any) -> "Head | None":
@@ -77,10 +84,19 @@ def _head_of(inner: Any) -> "Head | None":
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]
-def _may_be_shared(inner: Any, own: Any, backbone: Any) -> bool:
+def _may_be_shared(inner: Any, own: Any, backbone: Any, batch: Mapping[str, Any]) -> bool:
     """Whether the tests cover the forward of a model: the proof of other families looks at backbones alone, and a head may shift
-    labels in another way."""
-    return backbone.config.model_type in FAMILIES and _is_known(inner) and (own is None or fused_head.is_tested(own))
+    labels in another way. Liger's shifts them in the same way for all, and a small copy says whether logits are plain."""
+    is_covered = backbone.config.model_type in FAMILIES
+    if liger.is_fused(own or type(inner).forward):
+        if not liger.is_served(batch):
+            return False
+        is_covered = is_covered or backbone._espalier.around_of(inner).has_plain_head(backbone)
+    return is_covered and _is_known(inner) and (own is None or _is_tested(own))
+
+
+def _is_tested(own: Any) -> bool:
+    return fused_head.is_tested(own) or liger.is_fused(own)
 
 
 def _is_known(inner: Any) -> bool:
@@ -89,6 +105,8 @@ def _is_known(inner: Any) -> bool:
         return False
     named = any(cls.__name__.endswith("ForCausalLM") and cls.__module__.startswith("transformers.models.")
                 for cls in type(inner).__mro__)  # fmt: skip
+    if named and liger.is_fused(type(inner).forward):
+        return True
     return named and str(inspect.unwrap(type(inner).forward).__globals__["__name__"]).startswith("transformers.models.")
 
 
@@ -128,7 +146,7 @@ def forward(model: Any, own: Callable[..., Any] | None, *args: Any, **kwargs: An
         return stock(*args, **kwargs)
     with text_rows.of_head(backbone, batch):
         is_shared = given.look(backbone, batch.get("input_ids")) is None
-        if is_shared and _may_be_shared(model, own, backbone) and _may_share(model, backbone):
+        if is_shared and _may_be_shared(model, own, backbone, batch) and _may_share(model, backbone):
             if own is not None and kwargs.get("fused_lm_head"):
                 return fused_head.forward(backbone, given.forest_of, own, args, kwargs)
             if isinstance(batch.get("input_ids"), Tensor) and batch["input_ids"].dim() == 2:
@@ -170,7 +188,8 @@ class _Call:
         self.shape = batch["input_ids"].shape
         self.returns_dict = bool(batch.get("return_dict", getattr(backbone.config, "return_dict", True)))
         self.num_keep = batch.get("logits_to_keep", 0)
-        ours = (*OF_THE_LOSS, "logits_to_keep", "return_dict")
+        self.is_fused = liger.is_fused(getattr(stock, "func", stock))
+        ours = (*OF_THE_LOSS, "logits_to_keep", "return_dict", *(liger.OPTIONS if self.is_fused else ()))
         self.inputs = {name: value for name, value in batch.items() if name not in ours} | {"return_dict": True}
 
     def with_logits(self) -> Any:
@@ -226,7 +245,8 @@ class _Call:
         return (total / (number.to(total.device) if isinstance(number, torch.Tensor) else number)).float()
 
     def _skips_logits(self) -> bool:
-        return bool(self.skips and self.model.training)
+        is_fused = self.is_fused and liger.skips_logits(self.batch, self.model.training)
+        return is_fused or bool(self.skips and self.model.training)
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def _deferred(self, asked: Asked, sample: Tensor) -> Deferred:
