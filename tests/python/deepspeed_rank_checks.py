@@ -23,6 +23,7 @@ from deepspeed.runtime.sequence_parallel.ulysses_sp import UlyssesSPAttentionHF
 from transformers import AutoConfig, AutoModelForCausalLM
 
 import espalier
+from espalier.error_ratio import MAX_RATIO, error_ratio
 from espalier.errors import Unsupported
 from espalier.hf import patch, patching, sharing, verify
 
@@ -41,7 +42,7 @@ KINDS = {
     "mamba2": {"num_heads": 8, "state_size": 8, "n_groups": 2, "chunk_size": 8},
     "stablelm": {},  # a proof decides
 }  # fmt: skip
-MOST = {torch.float32: 2e-6, torch.bfloat16: 2e-3}  # relative; sums in another order
+MOST = 2e-6  # relative, in float32; sums in another order
 STEPS = 3
 PLAN = espalier.plan(espalier.build([[1, 2], [1, 3]]), token_budget=8)
 
@@ -111,35 +112,50 @@ def batches(case, rank):
 
 
 def results(case, rank, is_patched):
-    """(losses and gradient norms, sums of parameters) of some steps, of an evaluation and of what is generated then."""
+    """(losses, gradient norms, sums of parameters), and what is generated, of some steps and an evaluation. Stage 0 says no norms
+    in float32."""
     engine = engine_of(case, is_patched)
-    figures = []
+    losses, norms, sums = [], [], []
     for ids in batches(case, rank):
         loss = engine(input_ids=ids, labels=ids).loss
         engine.backward(loss)
         engine.step()
         norm = engine.get_global_grad_norm()
-        figures += [loss.item(), *([] if norm is None else [float(norm)])]
+        losses.append(loss.item())
+        norms += [] if norm is None else [float(norm)]
     engine.eval()
     with torch.no_grad():
-        figures.append(engine(input_ids=ids, labels=ids).loss.item())
+        losses.append(engine(input_ids=ids, labels=ids).loss.item())
         tokens = engine.module.generate(ids[:1], max_new_tokens=3, do_sample=False, pad_token_id=0, synced_gpus=case.stage == 3)
-    sums = []
     for parameter in engine.module.parameters():
         with deepspeed.zero.GatheredParameters([parameter]) if case.stage == 3 else contextlib.nullcontext():
             sums.append(parameter.detach().double().abs().sum().item())
     if is_patched:
         assert rank.rank or sharing(engine.module).ratio > 1.3
     engine.destroy()
-    return figures, sums, tokens.tolist()
+    return (losses, norms, sums), tokens.tolist()
 
 
 def compare(case, rank):
+    """In bfloat16 the errors of both against float32."""
     theirs, ours = results(case, rank, False), results(case, rank, True)
-    most = MOST[case.dtype]
-    assert ours[0] == pytest.approx(theirs[0], rel=most), case
-    assert ours[1] == pytest.approx(theirs[1], rel=most), case
-    assert case.dtype != torch.float32 or ours[2] == theirs[2], case
+    if case.dtype == torch.float32:
+        for mine, other in zip(ours[0], theirs[0], strict=True):
+            assert mine == pytest.approx(other, rel=MOST), case
+        assert ours[1] == theirs[1], case
+        return
+    exact = results(replace(case, dtype=torch.float32), rank, False)
+    for mine, other, right in zip(ours[0], theirs[0], exact[0], strict=True):
+        if not right:
+            continue
+        patched, unpatched = apart(mine, right), apart(other, right)
+        assert error_ratio(patched, unpatched, torch.finfo(case.dtype).eps / 2) <= MAX_RATIO, (case, patched, unpatched)
+
+
+def apart(ours, theirs):
+    """The relative error of figures, root mean square."""
+    pairs = torch.tensor([ours, theirs], dtype=torch.float64)
+    return (pairs[0] / pairs[1] - 1).square().mean().sqrt().item()
 
 
 def whole_table(stage):
@@ -154,7 +170,7 @@ def whole_table(stage):
         cases += [replace(base, offload=True), replace(base, offload=True, lora=True, checkpointing=True)]
         cases.append(replace(base, zero=(("overlap_comm", True),)))
     if stage == 3:
-        cases += [replace(base, from_init=True, kind=kind) for kind in ("qwen3", "qwen3_moe", "tied")]
+        cases += [replace(base, from_init=True, kind=kind) for kind in ("qwen3", "tied")]  # qwen3_moe fails there unpatched
         cases.append(replace(base, zero=(("zero_hpz_partition_size", 2),)))
     return cases
 
@@ -163,8 +179,9 @@ SHORT = {
     0: [Case(0, when="engine", accumulate=2)],
     1: [Case(1, when="after", dtype=torch.bfloat16), Case(1, lora=True, checkpointing=True)],
     2: [Case(2, kind="qwen3_moe", accumulate=2), Case(2, when="engine", offload=True)],
-    3: [Case(3), Case(3, when="engine", lora=True, checkpointing=True), Case(3, from_init=True, kind="tied"),
-        Case(3, kind="qwen3_5_text"), Case(3, kind="stablelm", when="after"), Case(3, zero=(("zero_hpz_partition_size", 2),))],
+    3: [Case(3), Case(3, kind="qwen3_moe"), Case(3, when="engine", lora=True, checkpointing=True),
+        Case(3, from_init=True, kind="tied"), Case(3, kind="qwen3_5_text"), Case(3, kind="stablelm", when="after"),
+        Case(3, zero=(("zero_hpz_partition_size", 2),))],
 }  # fmt: skip
 
 
@@ -188,7 +205,7 @@ def another_forest_is_seen(rank):
     theirs = results(Case(3), rank, False)
     with mock.patch.object(patching.TreeRun, "__init__", init):
         ours = results(Case(3), rank, True)
-    assert ours[0] != pytest.approx(theirs[0], rel=1e-4)
+    assert ours[0][0] != pytest.approx(theirs[0][0], rel=1e-4)
 
 
 class Rows(TorchDispatchMode):

@@ -2,6 +2,8 @@
 """What is checked of patched models with Liger's kernels, which run in Triton's interpreter on a CPU.
 
     python liger_checks.py FOLDER     writes FOLDER/liger.json: {check: null, or its traceback}
+
+ESPALIER_LIGER=all in the environment: more families and options.
 """
 
 import copy
@@ -17,6 +19,7 @@ os.environ["TRITON_INTERPRET"] = "1"
 import liger_kernel.transformers
 import liger_kernel.transformers.functional as functional
 import numpy as np
+import pytest
 import torch
 import triton.language as tl
 import triton.runtime.interpreter as interpreter
@@ -68,6 +71,13 @@ LABELS[:, :UNLABELLED] = -100
 BATCH = {"input_ids": IDS, "labels": LABELS}
 SHIFTED = nn.functional.pad(LABELS[:, 1:], (0, 1), value=-100)
 NUM_EDGES = len({tuple(row[:end]) for row in IDS.tolist() for end in range(UNLABELLED + 1, LENGTH + 1)})  # distinct
+
+
+IS_WHOLE = os.environ.get("ESPALIER_LIGER") == "all"  # the long form
+OPTIONS = [({"skip_logits": False}, True), ({"label_smoothing": 0.1}, False), ({"shift_labels": SHIFTED}, True)]  # (arguments, shared)
+if IS_WHOLE:
+    OPTIONS += [({"skip_logits": True}, True), ({"num_items_in_batch": 9}, True), ({"accum_dtype": torch.float32}, True),
+                ({"return_token_accuracy": True}, False)]  # fmt: skip
 
 
 def make(kind):
@@ -159,9 +169,8 @@ def options():
     for model in (theirs, ours):
         apply_liger(model)
     results(ours)
-    for more, is_shared in (({"skip_logits": True}, True), ({"skip_logits": False}, True), ({"num_items_in_batch": 9}, True),
-                            ({"accum_dtype": torch.float32}, True), ({"label_smoothing": 0.1}, False),
-                            ({"return_token_accuracy": True}, False), ({"shift_labels": SHIFTED}, True)):  # fmt: skip
+    plain = results(theirs)
+    for more, is_shared in OPTIONS:
         expected = results(theirs, **more)
         with Counts() as counts:
             assert_same(results(ours, **more), expected)
@@ -172,17 +181,17 @@ def options():
         if logits[1] is not None:
             torch.testing.assert_close(*logits, rtol=1e-5, atol=1e-5)
         assert [output.token_accuracy for output in outputs].count(None) == (0 if "return_token_accuracy" in more else 2)
+        if "label_smoothing" in more:  # the negative control of assert_same
+            with pytest.raises(AssertionError):
+                assert_same(expected, plain)
     for model in (theirs, ours):
         model.eval()
     with torch.no_grad():
         torch.testing.assert_close(ours(**BATCH).logits, theirs(**BATCH).logits, rtol=1e-5, atol=1e-5)
         ids = [model.generate(IDS[:1], max_new_tokens=3, do_sample=False, pad_token_id=0) for model in (ours, theirs)]
         assert torch.equal(*ids)
-        try:
+        with pytest.raises(ValueError, match="skip_logits is True"):  # Liger's own
             ours(input_ids=IDS, skip_logits=True)
-            raise AssertionError("skip_logits without labels is Liger's error")
-        except ValueError as error:
-            assert "skip_logits is True" in str(error)
 
 
 def it_is_verified():
@@ -237,7 +246,7 @@ def classes_are_replaced():
 
 
 CHECKS = [qwen3, a_family_that_a_proof_decides_on, options, it_is_verified, trainers,
-          *([llama, qwen2] if os.environ.get("ESPALIER_LIGER") == "all" else []), classes_are_replaced]  # fmt: skip
+          *([llama, qwen2] if IS_WHOLE else []), classes_are_replaced]  # fmt: skip
 
 
 def main(folder):

@@ -238,7 +238,7 @@ def test_a_patched_model_is_freed():
         assert backbone() is None
     finally:
         gc.enable()
-    assert not hasattr(module.causal_conv1d_fn, "espalier_stock")
+    assert not hasattr(module.causal_conv1d_fn, "stock")
 
 
 def test_a_patched_model_is_saved_as_it_is(tmp_path):

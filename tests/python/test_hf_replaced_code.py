@@ -122,6 +122,22 @@ def test_functions_that_depend_on_unknown_objects_have_no_verdict_on_disk(monkey
     assert not list(kept.folder("proofs").glob("*.json"))
 
 
+def test_code_is_proven_once(monkeypatch):
+    """Also where no verdict is kept, and the mode of training changes."""
+    model, batch, proofs, stock = make_model("llama"), padded(branching_rows()), [], LlamaAttention.forward
+    monkeypatch.setattr(proof, "_proven", lambda *args: proofs.append(None) or proof.verdicts.Verdict())
+    monkeypatch.setattr(proof.verdicts, "key_of", lambda *_: None)
+    monkeypatch.setattr(LlamaAttention, "forward", scaled(stock, 0.7))
+    patch(model)
+    for is_training in (True, False, True, False):
+        model.train(is_training)
+        model(**batch)
+    assert len(proofs) == 2  # in each mode
+    monkeypatch.setattr(LlamaAttention, "forward", scaled(stock, 0.8))
+    model(**batch)
+    assert len(proofs) == 3
+
+
 def test_a_failure_that_may_pass_is_not_kept(monkeypatch):
     stock = Olmo2MLP.forward
 

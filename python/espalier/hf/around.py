@@ -16,7 +16,7 @@ from transformers.loss import loss_utils
 
 from .changes import Change, Snapshot, hooks_of, is_hook_of_wrapper
 from .heads import is_plain
-from .origin import is_library_code, stock_of
+from .origin import home_of, is_library_code, stock_of
 
 _LIGER = "liger_kernel."  # whose forwards and losses take tokens with labels alone
 _KNOWN = (_LIGER, "accelerate.", "espalier.", "peft.", "torch.", "trl.")
@@ -71,8 +71,8 @@ class Around:
             forward = stock_of(module.__dict__.get("forward"))
             if forward is None or getattr(forward, "__func__", None) is inspect.unwrap(type(module).forward):
                 continue  # Accelerate's unwrap_model binds what the class has
-            if not (origin := _origin_of(forward) + ".").startswith(_KNOWN):
-                yield f"a forward of {type(module).__name__} from {origin[:-1]}"
+            if not f"{home_of(forward)}.".startswith(_KNOWN):
+                yield f"a forward of {type(module).__name__} from {home_of(forward)}"
         beside = [module for part in _parts_beside(model, backbone) for module in part.modules()]
         for module in (model, backbone, *beside):
             for hook in hooks_of(module):
@@ -89,13 +89,6 @@ class Around:
         if functions not in self._losses:
             self._losses[functions] = _is_alike_without_labels(loss, getattr(config, "vocab_size", 16))
         return self._losses[functions]
-
-
-def _origin_of(forward: Any) -> str:
-    """The module that the code of a forward is from: decorators copy names."""
-    function = getattr(forward, "__func__", forward)
-    scope = getattr(function, "__globals__", None)
-    return str(type(function).__module__ if scope is None else scope.get("__name__"))
 
 
 def _parts_beside(model: Any, backbone: Any) -> list[Any]:

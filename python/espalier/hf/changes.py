@@ -22,10 +22,10 @@ from torch.nn.modules import module as module_globals
 from transformers import masking_utils, modeling_utils
 
 from ..errors import Unsupported
-from . import zero
+from . import deepspeed
 from .code_digest import names_in
 from .config_view import original_of
-from .origin import is_library_code, text_of
+from .origin import home_of, is_library_code, stock_of, text_of
 
 # Libraries whose hooks and forwards on single modules pass on what they are called with: they gather, move, cast or record.
 _WRAPPERS = ("accelerate.", "deepspeed.", "espalier.", "peft.", "torch.distributed.", "torch.nn.utils.", "torch._dynamo.",
@@ -122,7 +122,7 @@ class Snapshot:
 
 
 def _modules_of(backbone: Any) -> list[Any]:
-    """All modules, in an order that is the same as long as the backbone is."""
+    """All modules, in an order that is the same as long as the backbone is; in less time than by backbone.modules()."""
     modules = [backbone]
     for module in modules:  # which grows
         if children := module.__dict__["_modules"]:
@@ -294,30 +294,22 @@ def _changed_functions(code: list[_Code]) -> Iterator[Change]:
 def _is_imported(scope: Mapping[str, Any], name: str, function: Any) -> bool:
     """Whether a function is of the package of the module, or its file imports from that package, or sets the name itself when it
     is needed, as those of kernels from the Hub."""
-    if _package_of(_stock_of(function)) == str(scope["__name__"]).partition(".")[0]:
+    if _package_of(stock_of(function)) == str(scope["__name__"]).partition(".")[0]:
         return True
-    package = re.escape(_package_of(_stock_of(function)))
+    package = re.escape(_package_of(stock_of(function)))
     pattern = rf"^\s*(from|import) {package}\b|^\s*global\b.*\b{name}\b"
     return bool(re.search(pattern, text_of(str(scope["__name__"])) or "", flags=re.MULTILINE))
 
 
-def _stock_of(function: Any) -> Any:
-    """What a function of mixers.py stands in for; any other function itself. Decorators copy attributes, so those say nothing."""
-    is_ours = str(getattr(function, "__globals__", {}).get("__name__")).startswith("espalier.")
-    return getattr(function, "espalier_stock", function) if is_ours else function
-
-
 def _is_library_function(function: Any) -> bool:
     if isinstance(function, FunctionType | MethodType | BuiltinFunctionType | functools._lru_cache_wrapper):
-        function = _stock_of(function)
-        return is_library_code(function) or _package_of(function) in _KERNELS or zero.is_linear(function)
+        function = stock_of(function)
+        return is_library_code(function) or _package_of(function) in _KERNELS or deepspeed.is_linear(function)
     return str(type(function).__module__).partition(".")[0] in ("torch", "transformers", *_KERNELS)
 
 
 def _package_of(function: Any) -> str:
-    function = getattr(function, "__func__", function)
-    scope = getattr(function, "__globals__", None)
-    return str((function.__module__ if scope is None else scope.get("__name__")) or "").partition(".")[0]
+    return home_of(function).partition(".")[0]
 
 
 def _fault_of_class(cls: Any) -> str | None:
@@ -350,7 +342,7 @@ def _foreign_place(home: Mapping[str, Any], path: str, module: Any) -> str | Non
 
 def _is_own(base: Any, name: str, function: Any) -> bool:
     """Whether a method is the one with which its class was made."""
-    function = _stock_of(function)
+    function = stock_of(function)
     if not isinstance(function, FunctionType) or not is_library_code(function):
         return False
     innermost = list(_links(function))[-1].__code__
@@ -412,12 +404,13 @@ def _is_passing(function: Any, stock: Any = None) -> bool:
 
 def is_hook_of_wrapper(hook: Any) -> bool:
     """Whether it is code of a library that passes on what it is called with. What carries data, such as an adapter for each
-    row, does more."""
+    row, does more, but for DeepSpeed's lists of parameters."""
     if isinstance(hook, functools.partial):
         return False
     function = getattr(hook, "__func__", hook)
     if isinstance(function, FunctionType):
-        if any(isinstance(value, torch.Tensor | list | tuple) for value in inspect.getclosurevars(function).nonlocals.values()):
+        kept = () if home_of(function).startswith("deepspeed.") else inspect.getclosurevars(function).nonlocals.values()
+        if any(isinstance(value, torch.Tensor | list | tuple) for value in kept):
             return False
         names = [str(link.__globals__.get("__name__")) for link in _links(function)]
     else:
@@ -470,7 +463,7 @@ def refuse_attention(snapshot: Snapshot) -> None:
 
 def functions_of(snapshot: Snapshot) -> list[tuple[str, Any]]:
     """(name, function) of the code that decides what a backbone computes, by classes, modules and single objects."""
-    found = [(name, _stock_of(function)) for _, name, function in snapshot.code
+    found = [(name, stock_of(function)) for _, name, function in snapshot.code
              if isinstance(function, FunctionType | functools.partial | MethodType)]  # fmt: skip
     for change in snapshot.of_role(Role.PATHS):
         if change.module is not None:

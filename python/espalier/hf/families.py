@@ -14,7 +14,7 @@ from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
 from ..errors import Unsupported
-from . import mixers, zero
+from . import deepspeed, mixers
 from .dropout import NOISE
 from .dropout import check_module as check_dropout
 
@@ -45,7 +45,7 @@ def inside_trainer(model: Any) -> Any:
     """The model inside of what a trainer has put around it and calls in its own way: DeepSpeed's engine, or a module of which the
     model is all, such as OpenRLHF's Actor. Any other model itself."""
     while True:
-        if zero.is_engine(model):
+        if deepspeed.is_engine(model):
             model = model.module
             continue
         is_foreign = isinstance(model, nn.Module) and not type(model).__module__.startswith(("torch.", "transformers.", "peft."))

@@ -16,7 +16,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from ..errors import Unsupported
-from .zero import COUNTERS
+from .deepspeed import COUNTERS
 
 _NO_SETTINGS = {*nn.Module().__dict__, *COUNTERS}
 _NUM_SAMPLES = 256  # values of each tensor that are compared, since `tensor.data` can change without a new version

@@ -8,6 +8,8 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
+from .origin import home_of
+
 _MODELS = "liger_kernel.transformers.model."
 _FUNCTIONS = "liger_kernel.transformers.functional"
 # Of the loss, those that shared_head.py knows as well, and the dtype in which the kernel adds up gradients of its chunks.
@@ -17,9 +19,7 @@ OPTIONS = ("skip_logits", "accum_dtype")  # which the forward of Transformers do
 
 def is_fused(forward: Any) -> bool:
     """Whether it is Liger's forward of a causal language model, as a function or bound to a model."""
-    function = getattr(forward, "__func__", forward)
-    return (getattr(function, "__name__", None) == "lce_forward"
-            and str(getattr(function, "__globals__", {}).get("__name__")).startswith(_MODELS))  # fmt: skip
+    return getattr(forward, "__name__", None) == "lce_forward" and home_of(forward).startswith(_MODELS)
 
 
 def is_served(batch: Mapping[str, Any]) -> bool:

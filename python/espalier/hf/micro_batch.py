@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from .. import ops
 from ..errors import InputError, Unsupported
-from . import shared_head, tensor_parallel, zero
+from . import deepspeed, shared_head, tensor_parallel
 from .attention import as_autocast, resolved
 from .changes import is_hook_of_wrapper
 from .dropout import NOISE
@@ -168,7 +168,7 @@ class MicroBatchModel:
 
     def _check(self) -> None:
         model = self.model
-        zero.refuse_engine(model, "espalier.Step")
+        deepspeed.refuse_engine(model, "espalier.Step")
         if (inside := inside_trainer(model)) is not model:
             raise Unsupported(f"espalier.Step: expected a model of Transformers, received {type(model).__name__} around a "
                               f"{type(inside).__name__}, which is called in another way; give the model inside")  # fmt: skip

@@ -196,12 +196,12 @@ def _restore_unused(module: ModuleType, mixer: Mixer) -> None:
     if not _users[module]:
         for name in mixer:
             function = _found(module, name)
-            _set(module, name, function.espalier_stock if _is_ours(function) else function)
+            _set(module, name, function.stock if _is_ours(function) else function)
 
 
 def _is_ours(function: Any) -> bool:
     """Whether it is what `install` has set: a decorator of others copies its attributes."""
-    return getattr(function, "__globals__", None) is globals() and hasattr(function, "espalier_stock")
+    return getattr(function, "__globals__", None) is globals() and hasattr(function, "stock")
 
 
 def _choosing(name: str, stock: Callable[..., Any], on_tree: Callable[..., Any],
@@ -215,5 +215,5 @@ def _choosing(name: str, stock: Callable[..., Any], on_tree: Callable[..., Any],
             run.calls[name].add_(1)
         return on_tree(run, *args, **kwargs)
 
-    mixed.espalier_stock = stock  # type: ignore[attr-defined]
+    mixed.stock = stock  # type: ignore[attr-defined]
     return mixed

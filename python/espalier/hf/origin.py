@@ -42,10 +42,21 @@ def is_library_code(function: Any, name: str | None = None) -> bool:
         function = inner
 
 
+def home_of(function: Any) -> str:
+    """The name of the module that the code of a function, of a bound method or of the class of a called object is from.
+    Decorators copy `__module__`, not this."""
+    function = getattr(function, "__func__", function)
+    scope = getattr(function, "__globals__", None)
+    if scope is not None:
+        return str(scope.get("__name__"))
+    is_function = isinstance(function, types.BuiltinFunctionType | functools._lru_cache_wrapper)
+    return str((function if is_function else type(function)).__module__ or "")
+
+
 def stock_of(function: Any) -> Any:
-    """What an object of this package, called in place of a function, stands in for; any other function itself. Decorators copy
-    attributes to what they make, so `stock` alone says nothing."""
-    return getattr(function, "stock", function) if type(function).__module__.startswith("espalier.") else function
+    """What a function of this package stands in for (its attribute `stock`, which may be None); any other function itself.
+    Decorators copy attributes to what they make, so `stock` alone says nothing."""
+    return getattr(function, "stock", function) if home_of(function).startswith("espalier.") else function
 
 
 @functools.cache

@@ -22,7 +22,7 @@ from .asked import Asked, Given, asked_of, asking, index_of
 from .config_view import is_view, original_of, tree_view
 from .dropout import checked_choice, noise_of_batch
 from .around import Around
-from .changes import Role, Snapshot, attention_modules, refuse_attention
+from .changes import Role, Snapshot, attention_modules, functions_of, refuse_attention
 from .families import (backbone_of, check_followed, check_model, check_training, composite_of, is_tested_family, mixer_of,
                        modules_with_settings, unwrapped)  # fmt: skip
 from .resting import Rest
@@ -57,7 +57,7 @@ def apply_patch(model: Model, backend: str = "auto", check: Callable[[Any, Mappi
     given = patch_of(backbone) or _attached(backbone, bool(snapshot.of_role(Role.PATHS)))
     text_rows.attach(composite_of(model))
     given.backend, given.dropout = backend, dropout
-    given.is_proven = True
+    given.proven.append(functions_of(snapshot))
     given.check = check
     given.unchecked = None if check is None else weakref.ref(model)
     shared_head.attach(model, backbone)
@@ -202,7 +202,7 @@ class Patch:
         self.attention: dict[int, str] = {}  # modules that must attend along the forest: id -> path
         self.backend = "auto"
         self.rest = Rest()
-        self.is_proven = False  # in this process: by version, or by a first batch that is to be verified
+        self.proven: list[Any] = []  # code that a version, a proof, or a first batch to be verified stands for
         self.check: Callable[[Any, Mapping[str, Any]], None] | None = None  # what judges the first batch
         self.unchecked: Any = None  # a weak reference to the model whose first batch is to be verified
         self.runs = Runs()
@@ -262,9 +262,11 @@ class Patch:
             self._detach_layers(backbone)
             self.has_changed_code = has_changed_code
             self._attach_layers(backbone)
-        if has_changed_code or not self.is_proven:
-            check_family(backbone, snapshot)
-        self.is_proven = True
+        code = functions_of(snapshot)
+        if code not in self.proven:
+            if has_changed_code or not self.proven:
+                check_family(backbone, snapshot)
+            self.proven.append(code)
         self._attach_views(backbone)  # of modules that are new
         hooks, modules = snapshot.of_role(Role.ROWS), snapshot.of_role(Role.TOKENS)
         if modules and not hooks and device.type != "meta":
@@ -340,13 +342,13 @@ class Patch:
 
     def __getstate__(self) -> dict[str, Any]:
         model = None if self.unchecked is None else self.unchecked()
-        looked_at: dict[str, Any] = {"snapshot": None, "settings": None, "around": None, "attention": {}, "is_proven": False}
+        looked_at: dict[str, Any] = {"snapshot": None, "settings": None, "around": None, "attention": {}, "proven": []}
         return self.__dict__ | looked_at | {"unchecked": model, "meter": None, "said": set(), "tokenwise": set()}
 
     def __setstate__(self, state: Mapping[str, Any]) -> None:
         self.__dict__.update(state)
         if self.unchecked is not None:
-            self.unchecked, self.is_proven = weakref.ref(self.unchecked), True
+            self.unchecked, self.proven = weakref.ref(self.unchecked), [None]
 
 
 def refuse_replicas() -> NoReturn:

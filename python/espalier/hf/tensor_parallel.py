@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from .. import ops
 from ..errors import Unsupported
 from ..rank_group import TENSOR
-from . import zero
+from . import deepspeed
 from .attention import as_autocast
 
 _KEPT = "_espalier_tensor_parallel"  # of a module: the forward that it had
@@ -36,7 +36,7 @@ def group_of(model: nn.Module) -> Any:
 
 def check_whole(model: Any, caller: str) -> None:
     """Raises Unsupported for models that are divided over ranks, of which none could make a copy in float64."""
-    zero.check_whole(model, caller)
+    deepspeed.check_whole(model, caller)
     if group_of(model) is not None:
         raise Unsupported(f"{caller}: expected a model that one process has whole, received one that is divided over ranks; "
                           "load it without tp_size for that")  # fmt: skip

@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_map
 
 from ..errors import Unsupported, in_one_line
-from . import zero
+from . import deepspeed
 from .changes import NUMBERS, Change, functions_of_classes, place_of, settings_of
 from .dropout import switched_off
 from .float64 import InFloat64
@@ -58,7 +58,7 @@ def check_tokenwise(backbone: Any, changes: Sequence[Change], device: torch.devi
     def test(change: Change, kind: Any) -> Any:
         def hook(module: Any, args: Any, kwargs: Any) -> None:
             if kind not in passed and threading.get_ident() == thread:
-                _check(change, _Call(zero.whole(module), args, kwargs), dropout)
+                _check(change, _Call(deepspeed.whole(module), args, kwargs), dropout)
                 passed.add(kind)
 
         return hook

@@ -12,10 +12,11 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from ..errors import Unsupported
+from .origin import home_of
 
-_PARTITIONED = "ds_id"  # what ZeRO 3 keeps at each parameter
 COUNTERS = ("ds_grads_remaining", "applied_pre_backward_ref_cnt")  # attributes of modules that change with each pass
-_OF_GRADIENTS = (_PARTITIONED, "_hp_mapping")  # the latter: copies in float32, of the other stages
+_PARTITIONED = "ds_id"  # an attribute of parameters under ZeRO 3
+_TAKEN_OVER = (_PARTITIONED, "_hp_mapping")  # the latter: of copies in float32, under other stages
 
 
 def is_engine(model: Any) -> bool:
@@ -25,7 +26,7 @@ def is_engine(model: Any) -> bool:
 
 def is_linear(function: Any) -> bool:
     """Whether it is the linear map with which ZeRO 3 replaces that of torch.nn.functional, for the rest of the process."""
-    return str(getattr(function, "__module__", "")) == "deepspeed.runtime.zero.linear"
+    return home_of(function) == "deepspeed.runtime.zero.linear"
 
 
 def whole(module: Any) -> Any:
@@ -56,14 +57,14 @@ def check_whole(model: Any, caller: str) -> None:
     """Raises Unsupported for models of which ZeRO 3 gives each rank a part of every parameter."""
     if any(hasattr(parameter, _PARTITIONED) for parameter in model.parameters()):
         raise Unsupported(f"{caller}: expected a model that one process has whole, received one whose parameters ZeRO 3 of "
-                          "DeepSpeed has partitioned; verify it before deepspeed.initialize, or with stage 2") # fmt: skip
+                          "DeepSpeed has partitioned; verify it before deepspeed.initialize, or with stage 2")  # fmt: skip
 
 
 def refuse_engine(model: Any, caller: str) -> None:
     """Raises Unsupported for models with gradients of DeepSpeed, which only the backward pass of its engine makes."""
-    is_taken_over = any(hasattr(parameter, name) for parameter in model.parameters() for name in _OF_GRADIENTS)
+    is_taken_over = any(hasattr(parameter, name) for parameter in model.parameters() for name in _TAKEN_OVER)
     if is_engine(model) or is_taken_over:
         received = f"a {type(model).__name__}" if is_engine(model) else "one that DeepSpeed has taken over"
         raise Unsupported(f"{caller}: expected a model whose gradients are those of PyTorch, received {received}, whose own "
                           "backward partitions and scales them; take FSDP2 (fully_shard), or espalier.hf.patch and the engine's "
-                          "backward") # fmt: skip
+                          "backward")  # fmt: skip
