@@ -25,6 +25,7 @@
 #                      step         bench/gpu_step.py, shape of Qwen3-0.6B: trees against packing, long prompts
 #                      step4b       the same, shape of Qwen3-4B: two of the long prompts, two ratios
 #                      head         bench/gpu_head.py
+#                      patched      bench/gpu_patched.py: patched models beside espalier.Step, with Liger where that Python has it
 #                      step4b_rest  the other prompts and ratios of Qwen3-4B, activations of layers computed again
 #                      attention_flex  bench/gpu_attention.py with FlexAttention on every tree, most of which is compiling
 #                      papers       bench/papers at full size: peers.py with FlexAttention, long_prompts.py for three kinds of models. Tables
@@ -52,7 +53,7 @@ set -euo pipefail
 called_from=$PWD
 cd "$(dirname "$0")/.."
 
-all_stages=build,libraries,waves,qualify,tests,verify,sanitizer,models,attention,step,step4b,head,step4b_rest,attention_flex,papers
+all_stages=build,libraries,waves,qualify,tests,verify,sanitizer,models,attention,step,step4b,head,patched,step4b_rest,attention_flex,papers
 stages=$all_stages
 seconds=570
 jobs=$(nproc)
@@ -288,6 +289,7 @@ stage() {
       fi
       run head 45 "$python" bench/gpu_head.py --ops "$ops" --case-seconds 1 --seconds @S "${output[@]}"
       ;;
+    patched) run patched 90 "$python" bench/gpu_patched.py --ops "$ops" --seconds @S "${output[@]}" ;;
     models)
       link_command
       run models 300 env "ESPALIER_OPS=$ops" "$python" -m pytest -q -rA -p no:cacheprovider tests/python/test_on_gpu.py

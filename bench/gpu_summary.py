@@ -49,6 +49,16 @@ def head_lines(record):
             f"speed-up {r['speedups'][0]:.2f}" for r in record["records"]] + record["failures"]  # fmt: skip
 
 
+def patched_lines(record):
+    """A line for each case."""
+    lines = []
+    for r in record["records"]:
+        sides = [f"{side} {milliseconds[0]:.1f}" for side, milliseconds in r["milliseconds"].items()]
+        over = [f"{side} over Step {ratio[0]:.3f}" for side, ratio in r["over_step"].items()]
+        lines.append(f"{r['model']} {r['case']}, ms: {'; '.join(sides + over)}")
+    return lines + record["failures"]
+
+
 def recurrent_lines(record):
     """A line for each pass."""
     lines = []
@@ -61,7 +71,8 @@ def recurrent_lines(record):
 
 LINES = {"qualify": checks_lines, "tests": checks_lines, "verify": checks_lines, "sanitizer": checks_lines, "attention": attention_lines,
          "attention_flex": attention_lines, "libraries": attention_lines, "waves": recurrent_lines,
-         "step": step_lines, "step4b": step_lines, "step4b_rest": step_lines, "head": head_lines}  # fmt: skip
+         "step": step_lines, "step4b": step_lines, "step4b_rest": step_lines, "head": head_lines,
+         "patched": patched_lines}  # fmt: skip
 
 
 def read_stages(folder):

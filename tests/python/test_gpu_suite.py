@@ -62,8 +62,8 @@ def script(name, *arguments, **environment):
     return subprocess.run(list(map(str, command)), capture_output=True, text=True, env={**os.environ, **environment})
 
 
-@pytest.mark.parametrize("name", ["gpu_attention.py", "gpu_head.py", "gpu_waves.py", "gpu_step.py", "gpu_checks.py",
-                                  "gpu_qualify.py", "gpu_summary.py", "gpu_bundle.py"])  # fmt: skip
+@pytest.mark.parametrize("name", ["gpu_attention.py", "gpu_head.py", "gpu_waves.py", "gpu_patched.py", "gpu_step.py",
+                                  "gpu_checks.py", "gpu_qualify.py", "gpu_summary.py", "gpu_bundle.py"])  # fmt: skip
 def test_help_teaches(name):
     done = script(name, "--help")
     assert done.returncode == 0 and "python3 bench/" + name in done.stdout and "options:" in done.stdout
@@ -124,6 +124,31 @@ def test_waves_on_the_cpu(tmp_path, monkeypatch):
     assert len(records) == 24 == len(gpu_summary.recurrent_lines({"records": records, "failures": []}))
     for record in records:
         assert record["milliseconds"].keys() == {"composed", "waves", "flat"} and max(record["errors"].values()) < 1e-12
+
+
+def test_patched_models_on_the_cpu(tmp_path, monkeypatch, capsys):
+    """The sides that a CPU has; one with another loss fails."""
+    pytest.importorskip("transformers")
+    import gpu_patched
+
+    flags = ["--quick", "--device", "cpu", "--dtype", "float32", "--case-seconds", "0.01", "--json", str(tmp_path / "t.json")]
+    assert gpu_patched.main(flags) == 0
+    said = capsys.readouterr()
+    assert "its kernels need a GPU" in said.err and "FAILED" not in said.out
+    records = json.loads((tmp_path / "t.json").read_text())["records"]
+    assert [list(record["milliseconds"]) for record in records] == [["patched", "Step"]]
+    (line,) = gpu_summary.patched_lines({"records": records, "failures": []})
+    assert "patched over Step" in line
+
+    steps_of = gpu_patched.steps_of
+
+    def changed(*args):
+        steps = steps_of(*args)
+        return steps | {"patched": lambda: steps["patched"]() * 1.001}
+
+    monkeypatch.setattr(gpu_patched, "steps_of", changed)
+    assert gpu_patched.main(flags) == 1
+    assert "expected the loss of espalier.Step" in capsys.readouterr().out
 
 
 def test_flex_everywhere_has_every_tree_once():
@@ -529,7 +554,7 @@ def test_folders_and_architectures(tmp_path):
 def test_dry_run_prints_every_stage():
     done = suite("--dry-run")
     assert done.returncode == 0, done.stderr
-    for stage in ("libraries", "waves", "qualify", "tests", "verify", "models", "attention", "step", "step4b", "head", "sanitizer", "step4b_rest", "attention_flex", "papers"):  # fmt: skip
+    for stage in ("libraries", "waves", "qualify", "tests", "verify", "models", "attention", "step", "step4b", "head", "patched", "sanitizer", "step4b_rest", "attention_flex", "papers"):  # fmt: skip
         assert f"[{stage}, " in done.stdout
     assert "CMAKE_CUDA_ARCHITECTURES" in done.stdout and "@S" not in done.stdout
     assert [line.split(",")[0] for line in suite("--dry-run", "--stages", "head,step").stdout.splitlines()] == ["[step", "[head"]
