@@ -38,13 +38,13 @@ def installed(folder):
 
 
 def missing(folder):
-    """What the packages of the folder require and the environment has not, but for PyTorch."""
+    """What the packages of the folder require and the environment has not, but for PyTorch, and FlashAttention, which needs a GPU."""
     found = installed(folder)
     for each in metadata.distributions(path=[str(folder)]):
         for text in each.requires or ():
             wanted = Requirement(text)
             name = canonicalize_name(wanted.name)
-            if name == "torch" or (wanted.marker and not wanted.marker.evaluate({"extra": ""})):
+            if name in ("torch", "flash-attn") or (wanted.marker and not wanted.marker.evaluate({"extra": ""})):
                 continue
             if name not in found or not wanted.specifier.contains(found[name].version, prereleases=True):
                 yield f"{name}{wanted.specifier}"

@@ -49,7 +49,8 @@ PLAN = espalier.plan(espalier.build([[1, 2], [1, 3]]), token_budget=8)
 
 @dataclass(frozen=True)
 class Case:
-    """One run of an engine. when: patched "before" or "after" deepspeed.initialize, or the "engine"; zero: more of its config."""
+    """One run of an engine. when: patched "before" or "after" deepspeed.initialize, or the "engine", or a module "around" it; zero:
+    more of its config."""
 
     stage: int
     kind: str = "qwen3"
@@ -60,6 +61,7 @@ class Case:
     accumulate: int = 1
     from_init: bool = False
     offload: bool = False
+    compiled: bool = False
     zero: tuple = ()
     config: tuple = ()
 
@@ -91,6 +93,14 @@ def model_of(case):
     return model
 
 
+class Actor(torch.nn.Module):
+    """As OpenRLHF's, of which the engine is all."""
+
+    def __init__(self, model):
+        super().__init__()
+        self.model = model
+
+
 def engine_of(case, is_patched):
     model = model_of(case)
     if is_patched and case.when == "before":
@@ -99,7 +109,11 @@ def engine_of(case, is_patched):
     optimizer = torch.optim.AdamW(trained, lr=1e-3) if case.offload else torch.optim.SGD(trained, lr=0.1)
     engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=config_of(case))
     if is_patched and case.when != "before":
-        patch(engine if case.when == "engine" else engine.module)
+        around = Actor(engine)
+        patch({"after": engine.module, "engine": engine, "around": around}[case.when])
+        assert sharing(around) == sharing(engine)
+    if case.compiled:
+        engine.compile(backend="eager")
     return engine
 
 
@@ -161,11 +175,12 @@ def apart(ours, theirs):
 def whole_table(stage):
     """Every option alone and some together, patched at every moment."""
     base = Case(stage)
-    cases = [replace(base, when=when) for when in ("before", "after", "engine")]
+    cases = [replace(base, when=when) for when in ("before", "after", "engine", "around")]
     cases += [replace(base, kind=kind) for kind in KINDS if kind != "qwen3"]
     cases += [replace(base, dtype=torch.bfloat16), replace(base, checkpointing=True), replace(base, lora=True),
               replace(base, lora=True, checkpointing=True), replace(base, accumulate=2),
-              replace(base, lora=True, dtype=torch.bfloat16, checkpointing=True, when="engine")]  # fmt: skip
+              replace(base, lora=True, dtype=torch.bfloat16, checkpointing=True, when="engine"),
+              replace(base, compiled=True), replace(base, compiled=True, when="after", accumulate=2)]  # fmt: skip
     if stage >= 2:
         cases += [replace(base, offload=True), replace(base, offload=True, lora=True, checkpointing=True)]
         cases.append(replace(base, zero=(("overlap_comm", True),)))
@@ -178,7 +193,7 @@ def whole_table(stage):
 SHORT = {
     0: [Case(0, when="engine", accumulate=2)],
     1: [Case(1, when="after", dtype=torch.bfloat16), Case(1, lora=True, checkpointing=True)],
-    2: [Case(2, kind="qwen3_moe", accumulate=2), Case(2, when="engine", offload=True)],
+    2: [Case(2, kind="qwen3_moe", accumulate=2, when="around"), Case(2, when="engine", offload=True)],
     3: [Case(3), Case(3, kind="qwen3_moe"), Case(3, when="engine", lora=True, checkpointing=True),
         Case(3, from_init=True, kind="tied"), Case(3, kind="qwen3_5_text"), Case(3, kind="stablelm", when="after"),
         Case(3, zero=(("zero_hpz_partition_size", 2),))],
@@ -194,16 +209,23 @@ def steps_of_stage(stage):
     return check
 
 
-def another_forest_is_seen(rank):
-    """The negative control: tokens that see other branches."""
+@contextlib.contextmanager
+def another_forest():
+    """Tokens of patched models see other branches."""
     stock = patching.TreeRun.__init__
 
     def init(run, *arguments):
         stock(run, *arguments)
         run.subtree_end = torch.full_like(run.subtree_end, run.num_tokens)
 
-    theirs = results(Case(3), rank, False)
     with mock.patch.object(patching.TreeRun, "__init__", init):
+        yield
+
+
+def another_forest_is_seen(rank):
+    """The negative control."""
+    theirs = results(Case(3), rank, False)
+    with another_forest():
         ours = results(Case(3), rank, True)
     assert ours[0][0] != pytest.approx(theirs[0][0], rel=1e-4)
 
@@ -298,6 +320,20 @@ def ulysses_is_refused(rank):
         functions._global_mapping.update(before)
 
 
+def deepcompile_is_refused(rank):
+    """Its backend, which needs GPUs and NCCL, is a stand-in that leaves graphs as they are."""
+    ids = next(batches(Case(0), rank))
+    for stage in (1, 2, 3):
+        engine = engine_of(Case(stage, config=(("compile", {"deepcompile": True}),)), True)
+        engine(input_ids=ids, labels=ids)  # not compiled yet
+        with mock.patch.object(engine, "get_deepspeed_compile_backend", lambda *_: ("eager", None)):
+            engine.compile()
+        assert engine.is_deepcompile_active()
+        with pytest.raises(Unsupported, match="DeepCompile of DeepSpeed: it is not known to be exact"):
+            engine(input_ids=ids, labels=ids)
+        engine.destroy()
+
+
 def set_up(rank):
     os.environ |= {"RANK": str(rank.rank), "LOCAL_RANK": str(rank.rank), "WORLD_SIZE": str(rank.size)}
     deepspeed.init_distributed("gloo", verbose=False, dist_init_required=False)
@@ -306,4 +342,4 @@ def set_up(rank):
 
 CHECKS = {2: [set_up, *map(steps_of_stage, range(4)), another_forest_is_seen, heads_are_shared,
               logits_are_those_of_the_forward_pass, what_cannot_be_done_is_refused, tensor_parallel_heads,
-              ulysses_is_refused]}  # fmt: skip
+              deepcompile_is_refused, ulysses_is_refused]}  # fmt: skip

@@ -14,6 +14,7 @@ import os
 import sys
 import traceback
 from pathlib import Path
+from types import SimpleNamespace
 
 os.environ["TRITON_INTERPRET"] = "1"
 import liger_kernel.transformers
@@ -25,10 +26,12 @@ import triton.language as tl
 import triton.runtime.interpreter as interpreter
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, Trainer, TrainingArguments
+from trl.trainer import utils
 
 import espalier
 import espalier.trl
-from espalier.hf import liger, patch, sharing, shared_head, unpatch, verify
+import test_trl
+from espalier.hf import liger, patch, sharing, unpatch, verify
 
 
 def on_cpus():
@@ -56,14 +59,15 @@ def on_cpus():
 
 on_cpus()
 apply_liger = liger_kernel.transformers._apply_liger_kernel_to_instance
+FEW = {"rope": False, "rms_norm": False}  # kernels that take the interpreter longest, left out where others are meant
 
 VOCABULARY = 61
 MODEL = {"vocab_size": VOCABULARY, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2,
          "num_key_value_heads": 1, "head_dim": 8, "tie_word_embeddings": False}  # fmt: skip
 MOST = 2e-6  # relative, in float32
 generator = torch.Generator().manual_seed(0)
-TRUNK = torch.randint(1, VOCABULARY, (1, 5), generator=generator).expand(3, -1)
-IDS = torch.cat([TRUNK, torch.randint(1, VOCABULARY, (3, 2), generator=generator)], 1)
+TRUNK = torch.randint(1, VOCABULARY, (1, 4), generator=generator).expand(2, -1)
+IDS = torch.cat([TRUNK, torch.randint(1, VOCABULARY, (2, 2), generator=generator)], 1)  # each token costs the interpreter seconds
 NUM_ROWS, LENGTH = IDS.shape
 UNLABELLED = 2  # first tokens of each row
 LABELS = IDS.clone()
@@ -102,11 +106,12 @@ def assert_same(ours, theirs):
 
 
 class Counts:
-    """Inside, counts rows that Liger's fused loss computes, and pairs of a token and a label of ours."""
+    """Inside, counts rows that Liger's fused loss computes, those that TRL's head computes, and pairs of a token and a label that
+    ours computes, by patched models and by espalier.Step."""
 
     def __enter__(self):
-        self.fused, self.edges = [], []
-        self.before = functional.liger_fused_linear_cross_entropy, shared_head.Edges.of_hidden
+        self.fused, self.of_trl, self.edges = [], [], []
+        self.before = functional.liger_fused_linear_cross_entropy, utils._ChunkedLogProbFunction, espalier.ops.edge_logprobs
 
         def fused(hidden, *args, **kwargs):
             self.fused.append(len(hidden))
@@ -114,15 +119,32 @@ class Counts:
 
         fused.__signature__ = inspect.signature(self.before[0])
 
-        def of_hidden(edges, *args):
-            self.edges.append(len(edges.row))
-            return self.before[1](edges, *args)
+        def of_trl(hidden, *args):
+            self.of_trl.append(len(hidden))
+            return self.before[1].apply(hidden, *args)
 
-        functional.liger_fused_linear_cross_entropy, shared_head.Edges.of_hidden = fused, of_hidden
+        def edge_logprobs(hidden, weight, edge_row, *args, **kwargs):
+            self.edges.append(len(edge_row))
+            return self.before[2](hidden, weight, edge_row, *args, **kwargs)
+
+        functional.liger_fused_linear_cross_entropy, espalier.ops.edge_logprobs = fused, edge_logprobs
+        utils._ChunkedLogProbFunction = SimpleNamespace(apply=of_trl)
         return self
 
     def __exit__(self, *_):
-        functional.liger_fused_linear_cross_entropy, shared_head.Edges.of_hidden = self.before
+        functional.liger_fused_linear_cross_entropy, utils._ChunkedLogProbFunction, espalier.ops.edge_logprobs = self.before
+
+
+def results_of_step(model):
+    """What `results` gives, by espalier.Step."""
+    plan = espalier.plan(espalier.build(IDS.tolist()), token_budget=IDS.numel())
+    model.zero_grad()
+    step, total = espalier.Step(model, plan, loss_mask=(LABELS != -100).int().tolist()), 0.0
+    for batch in step:
+        loss = -step.logprobs(batch).sum() / step.num_terms
+        step.backward(loss)
+        total += loss.item()
+    return total, {name: each.grad.clone() for name, each in model.named_parameters() if each.grad is not None}
 
 
 def the_two_patches_in_any_order(kind):
@@ -141,6 +163,9 @@ def the_two_patches_in_any_order(kind):
             assert_same(results(ours), expected)
         assert (counts.fused, counts.edges) == ([], [NUM_EDGES]), (counts.fused, counts.edges)
         assert sharing(ours).ratio > 1.3
+        with Counts() as counts:
+            assert_same(results_of_step(ours), expected)
+        assert (counts.fused, counts.edges) == ([], [NUM_EDGES]), (counts.fused, counts.edges)
         unpatch(ours)
         assert liger.is_fused(ours.forward)
         assert_same(results(ours), expected)
@@ -167,7 +192,7 @@ def options():
     theirs = make("qwen3")
     ours = patch(copy.deepcopy(theirs))
     for model in (theirs, ours):
-        apply_liger(model)
+        apply_liger(model, **FEW)
     results(ours)
     plain = results(theirs)
     for more, is_shared in OPTIONS:
@@ -209,7 +234,7 @@ def trained(folder, when):
         patch(model)
     arguments = TrainingArguments(str(folder), per_device_train_batch_size=NUM_ROWS, max_steps=3, logging_steps=1, report_to=[],
                                   use_cpu=True, save_strategy="no", optim="sgd", learning_rate=0.05, seed=1, disable_tqdm=True,
-                                  use_liger_kernel=True)  # fmt: skip
+                                  use_liger_kernel=True, liger_kernel_config=FEW)  # fmt: skip
     rows = [{name: value[number].tolist() for name, value in BATCH.items()} for number in range(NUM_ROWS)] * 3
     trainer = Trainer(model, arguments, train_dataset=rows)
     trainer._get_train_sampler = lambda *_: torch.utils.data.SequentialSampler(rows)
@@ -230,6 +255,23 @@ def trainers(folder):
         assert counts.edges[-2:] == [NUM_EDGES] * 2 and len(counts.fused) <= 1, (when, counts.fused, counts.edges)
 
 
+def trainers_of_trl(folder):
+    """Those of TRL keep their fused head, which runs on distinct tokens."""
+    words = test_trl.small_words()
+    for make_trainer in (test_trl.sft, test_trl.dpo, test_trl.grpo):
+
+        def with_liger(model, words, settings, make_trainer=make_trainer):
+            return make_trainer(model.float(), words, settings | {"use_liger_kernel": True, "liger_kernel_config": FEW})
+
+        outcomes = []
+        for change in (lambda trainer: trainer, espalier.trl.patch):
+            with Counts() as counts:
+                outcomes.append((test_trl.one_step(with_liger, words, folder, change), sum(counts.of_trl), counts.fused))
+        (theirs, theirs_rows, _), (ours, ours_rows, _) = outcomes
+        np.testing.assert_allclose(ours, theirs, rtol=1e-4)
+        assert not any(fused for *_, fused in outcomes) and 0 < ours_rows < 0.7 * theirs_rows, outcomes
+
+
 def classes_are_replaced():
     """Last: it cannot be taken back."""
     model = make("qwen3")
@@ -245,7 +287,7 @@ def classes_are_replaced():
     assert (counts.fused, counts.edges) == ([], [NUM_EDGES])
 
 
-CHECKS = [qwen3, a_family_that_a_proof_decides_on, options, it_is_verified, trainers,
+CHECKS = [qwen3, a_family_that_a_proof_decides_on, options, it_is_verified, trainers, trainers_of_trl,
           *([llama, qwen2] if IS_WHOLE else []), classes_are_replaced]  # fmt: skip
 
 

@@ -8,7 +8,7 @@ from wrappers import path_with
 
 CHECKS = ["set_up", *(f"steps_of_stage_{stage}" for stage in range(4)), "another_forest_is_seen", "heads_are_shared",
           "logits_are_those_of_the_forward_pass", "what_cannot_be_done_is_refused", "tensor_parallel_heads",
-          "ulysses_is_refused"]  # fmt: skip
+          "ulysses_is_refused", "deepcompile_is_refused"]  # fmt: skip
 
 
 @pytest.fixture(scope="module")

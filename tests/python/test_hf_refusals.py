@@ -201,13 +201,6 @@ def test_another_version_of_transformers(monkeypatch):
     assert all(part.config is model.config for part in model.modules() if hasattr(part, "config"))
 
 
-def test_kernels_of_the_hub():
-    model = make_model("qwen3")
-    model._use_kernels = True
-    with pytest.raises(Unsupported, match="use_kernels"):
-        patch(model)
-
-
 def test_backends():
     with pytest.raises(Unsupported, match="backend: expected auto, espalier, flex, sdpa, cudnn, fla, mamba_ssm, received 'eager'"):
         patch(make_model("qwen3"), backend="eager")

@@ -6,6 +6,7 @@ import copy
 import functools
 import json
 import sys
+import types
 import warnings
 
 import pytest
@@ -243,6 +244,37 @@ class Mixing(torch.nn.Module):
         if self.keeps:
             self.mean = hidden.mean()
         return 0.5 * hidden + self.share * hidden.mean((0, 1))
+
+
+def with_kernels(model, norm):
+    """As `use_kernels` of Transformers leaves a model: each layer that a kernel may replace has a forward set on it, that of the
+    kernel (norm: for norms) or, where the Hub has none for the device, that of its own class."""
+    for part in model.modules():
+        if type(part) in (LlamaRMSNorm, LlamaMLP, LlamaAttention):
+            part.forward = types.MethodType(norm if type(part) is LlamaRMSNorm else type(part).forward, part)
+    model._use_kernels = True
+    return model
+
+
+def norm_kernel(self, hidden_states):
+    return torch.nn.functional.rms_norm(hidden_states, hidden_states.shape[-1:], self.weight, self.variance_epsilon)
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_kernels_of_the_hub(when):
+    """Negative control: one that looks at other tokens is refused by its name."""
+    batch = padded(branching_rows())
+    model = with_kernels(make_model("llama"), norm_kernel)
+    expected = unpatched(model, batch)
+    if when == "before":
+        assert_as_unpatched(patch(model), expected, batch)
+    else:
+        model = patch(make_model("llama"))
+        assert_as_unpatched(with_kernels(model, norm_kernel), expected, batch)
+    assert sharing(model).ratio > 1.3
+    with_kernels(model, mixing(norm_kernel))
+    with pytest.raises(Unsupported, match="mixing"):
+        results(model, batch)
 
 
 def with_mixing(*modules):

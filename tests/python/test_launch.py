@@ -178,6 +178,23 @@ def test_a_refusal_ends_the_run(folder):
     assert "Traceback" not in said and not (folder / "refused.0.json").exists()
 
 
+def test_a_refusal_while_training_ends_the_run(folder):
+    path = program(folder, """
+        import training
+
+        made = training.trainer("refused")
+        made.data_collator = lambda rows: (batch := training.collate(rows)) | {"token_type_ids": batch["input_ids"] * 0}
+        try:
+            made.train()
+        except Exception:
+            pass
+        """)  # fmt: skip
+    said = launched(folder, "--", sys.executable, path, status=1)
+    lines = ours(said)
+    assert len(lines) == 2 and lines[0] == LINE and lines[1].startswith("espalier: token_type_ids: expected none"), said
+    assert "Traceback" not in said
+
+
 LOOP = """
 import torch, transformers, training
 

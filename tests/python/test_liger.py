@@ -11,12 +11,14 @@ import pytest
 
 from wrappers import path_with
 
-CHECKS = ["qwen3", "a_family_that_a_proof_decides_on", "options", "it_is_verified", "trainers", "classes_are_replaced"]
+CHECKS = ["qwen3", "a_family_that_a_proof_decides_on", "options", "it_is_verified", "trainers", "trainers_of_trl",
+          "classes_are_replaced"]  # fmt: skip
 
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory):
     pytest.importorskip("triton")
+    pytest.importorskip("trl")
     folder = tmp_path_factory.mktemp("liger")
     environment = os.environ | {"PYTHONPATH": path_with("liger_kernel"), "OMP_NUM_THREADS": "1", "XDG_CACHE_HOME": str(folder)}
     command = [sys.executable, Path(__file__).with_name("liger_checks.py"), folder]

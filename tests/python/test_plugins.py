@@ -156,6 +156,35 @@ def test_checkpointing_of_llama_factory():
     assert hf.sharing(models[1]).ratio > 3
 
 
+SWIFT_CHECKPOINT = """
+import functools
+
+def always(checkpoint, use_reentrant_):
+    @functools.wraps(checkpoint)
+    def checkpoint_of_swift(*args, use_reentrant=None, **more):
+        return checkpoint(*args, use_reentrant=use_reentrant_, **more)
+
+    return checkpoint_of_swift
+"""
+
+
+def test_checkpointing_of_swift():
+    """It replaces PyTorch's function, and sets use_reentrant whatever it is called with."""
+    names = {"__name__": "swift.trainers.mixin"}
+    exec(SWIFT_CHECKPOINT, names)
+
+    def checkpointed(is_reentrant):
+        model = make_model("qwen3")
+        function = functools.partial(names["always"](checkpoint, is_reentrant), use_reentrant=not is_reentrant)
+        model._set_gradient_checkpointing(enable=True, gradient_checkpointing_func=function)
+        return model
+
+    with pytest.raises(Unsupported, match="expected use_reentrant=False, received True"):
+        hf.patch(checkpointed(True))
+    ids = torch.tensor([row["input_ids"] for row in ROWS])
+    hf.patch(checkpointed(False))(input_ids=ids, labels=ids).loss.backward()
+
+
 VERL = """
 def apply_monkey_patch(model, ulysses_sp_size=1, use_remove_padding=True, use_fused_kernels=False, fused_kernels_backend=None):
     model.by_verl = True

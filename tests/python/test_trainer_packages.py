@@ -3,13 +3,20 @@
 
 Where a package is not installed its tests are skipped; the nightly workflow installs each (scripts/versions.py)."""
 
+import importlib.util
 import json
 import os
 import re
+import socket
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+
+from conftest import REPOSITORY
+from rank_processes import ENVIRONMENT
+from wrappers import path_with
 
 QUESTION = "You are an agent of an airline, and you answer in one word. " * 3 + "What is the number?"
 STEPS = 5
@@ -30,7 +37,29 @@ def desk(tmp_path_factory, espalier):
     alpaca = [{"instruction": QUESTION, "input": "", "output": answer} for answer in answers]
     (folder / "alpaca.json").write_text(json.dumps(alpaca))
     (folder / "dataset_info.json").write_text(json.dumps({"tiny": {"file_name": "alpaca.json"}}))
+    (folder / "site").mkdir()
+    (folder / "site/sitecustomize.py").write_text(SITE)
     return folder
+
+
+# DeepSpeed's operator for memory that ranks of a CPU share would be compiled.
+SITE = """
+from espalier.launch.hooks import when_imported
+
+when_imported("deepspeed.comm.torch", lambda module: setattr(module, "build_shm_op", lambda: None))
+"""
+
+
+def of_deepspeed(desk):
+    """What a trainer with a config of DeepSpeed finds in its environment, on two ranks of a CPU."""
+    path = os.pathsep.join(map(str, [desk / "site", path_with("deepspeed"), REPOSITORY / "python"]))
+    return {**ENVIRONMENT, "PYTHONPATH": path, "DS_ACCELERATOR": "cpu", "NPROC_PER_NODE": "2", "MASTER_PORT": str(free_port())}
+
+
+def free_port():
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return found.getsockname()[1]
 
 
 def needs(name):
@@ -64,6 +93,7 @@ SWIFT = """--model model --model_type qwen3 --template qwen3 --dataset chats.jso
     --per_device_train_batch_size 4 --gradient_accumulation_steps 1 --logging_steps 1 --save_strategy no --use_cpu true
     --learning_rate 1e-4 --report_to none --dataset_num_proc 1 --dataloader_num_workers 1 --split_dataset_ratio 0
     --add_version false --output_dir out_swift""".split()
+SWIFT += ["--gradient_checkpointing_kwargs", '{"use_reentrant": false}']
 
 
 def test_swift(desk):
@@ -71,6 +101,18 @@ def test_swift(desk):
     plugin = run(desk, "-m", "espalier.plugins.swift").strip()
     plain = run(desk, "-m", "swift.cli.sft", *SWIFT)
     check(plain, run(desk, "-m", "swift.cli.sft", *SWIFT, "--external_plugins", plugin))
+
+
+@pytest.mark.parametrize("stage", [2, 3])
+def test_swift_with_deepspeed(desk, stage):
+    package = needs("swift.pipelines")
+    config = json.loads((Path(package.__file__).parents[1] / f"config/zero{stage}.json").read_text())
+    del config["train_batch_size"]  # with it, loading under ZeRO 3 fails on a CPU, unpatched as well
+    (desk / "zero.json").write_text(json.dumps(config))
+    plugin = run(desk, "-m", "espalier.plugins.swift").strip()
+    words = ["-m", "swift.cli.main", "sft", *SWIFT, "--fp16", "false", "--bf16", "false", "--deepspeed", "zero.json"]
+    plain = run(desk, *words, **of_deepspeed(desk))
+    check(plain, run(desk, *words, "--external_plugins", plugin, **of_deepspeed(desk)))
 
 
 FACTORY = """
@@ -103,6 +145,19 @@ def test_llama_factory(desk):
     words = ["-m", "llamafactory.cli", "train", "run.yaml"]
     plain = run(desk, *words, DISABLE_VERSION_CHECK="1")
     check(plain, run(desk, "-m", "espalier.launch", "--", sys.executable, *words, DISABLE_VERSION_CHECK="1"))
+
+
+@pytest.mark.parametrize("stage", [2, 3])
+def test_llama_factory_with_deepspeed(desk, stage):
+    needs("llamafactory")
+    config = {"train_micro_batch_size_per_gpu": "auto", "gradient_accumulation_steps": "auto",
+              "gradient_clipping": "auto", "zero_optimization": {"stage": stage, "overlap_comm": False}}  # fmt: skip
+    (desk / "zero.json").write_text(json.dumps(config))
+    (desk / "run.yaml").write_text(FACTORY + "deepspeed: zero.json\n")
+    words = ["-m", "llamafactory.cli", "train", "run.yaml"]
+    variables = {"DISABLE_VERSION_CHECK": "1", "FORCE_TORCHRUN": "1"}
+    plain = run(desk, *words, **variables, **of_deepspeed(desk))
+    check(plain, run(desk, "-m", "espalier.launch", "--", sys.executable, *words, **variables, **of_deepspeed(desk)))
 
 
 AXOLOTL = """
@@ -174,3 +229,97 @@ def test_verl(desk):
     assert len(theirs) == 2 * STEPS and figures(said) == pytest.approx(theirs, rel=1e-4)
     assert "espalier: Qwen3ForCausalLM runs on trees of tokens\n" in said
     assert "espalier: 5 batches, 1,720 tokens, 320 encoded: 5.38x\n" in said
+
+
+# OpenRLHF's actor, its strategy and its loss, on one rank of a CPU. What its run needs a GPU for is left out: FlashAttention, of
+# which it takes functions that remove padding, and AdamW of DeepSpeed, which would be compiled.
+OPENRLHF = """
+import os, sys, types
+from importlib.machinery import ModuleSpec
+from types import SimpleNamespace as Named
+import deepspeed, torch
+from einops import rearrange
+from transformers import AutoModelForCausalLM
+
+sys.modules["deepspeed.comm.torch"].build_shm_op = lambda: None
+torch.set_num_threads(1)
+
+
+def unpad_input(values, mask):
+    places = mask.flatten().nonzero().flatten()
+    ends = mask.sum(1, dtype=torch.int32).cumsum(0, dtype=torch.int32)
+    return values.flatten(0, 1)[places], places, torch.nn.functional.pad(ends, (1, 0)), int(mask.sum(1).max()), mask.sum(1)
+
+
+def pad_input(values, places, batch, length):
+    return values.new_zeros(batch * length, *values.shape[1:]).index_copy(0, places, values).unflatten(0, (batch, length))
+
+
+padding = {"index_first_axis": lambda values, places: values[places], "pad_input": pad_input, "rearrange": rearrange,
+           "unpad_input": unpad_input}
+for name, holds in {"": {}, ".utils": {}, ".bert_padding": padding, ".utils.distributed": {"all_gather": None}}.items():
+    module = sys.modules["flash_attn" + name] = types.ModuleType("flash_attn" + name)
+    module.__spec__ = ModuleSpec("flash_attn" + name, None)
+    module.__dict__.update(holds)
+from openrlhf.models import Actor, PolicyLoss
+from openrlhf.utils.deepspeed import DeepspeedStrategy
+
+initialize = deepspeed.initialize
+
+
+def with_adam_of_torch(config, model_parameters, **more):
+    settings = config.pop("optimizer")["params"]
+    zero = config["zero_optimization"]
+    config |= {"zero_allow_untested_optimizer": True, "zero_force_ds_cpu_optimizer": False,
+               "zero_optimization": {name: zero[name] for name in zero if not name.startswith("offload")}}
+    more["optimizer"] = torch.optim.AdamW(model_parameters, lr=settings["lr"])
+    return initialize(config=config, **more)
+
+
+deepspeed.initialize = with_adam_of_torch
+os.environ |= {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}
+deepspeed.init_distributed("gloo", verbose=False)
+stage, is_packed, how = int(sys.argv[1]), bool(int(sys.argv[2])), sys.argv[3]
+given = Named(ds=Named(param_dtype="fp32"), train=Named(dynamic_batch_enable=False), local_rank=0)
+strategy = DeepspeedStrategy(max_norm=1.0, micro_train_batch_size=8, train_batch_size=8, zero_stage=stage, args=given)
+model = AutoModelForCausalLM.from_pretrained("model", attn_implementation="sdpa", dtype=torch.float32)
+model.config.use_cache = False  # as Actor does where it loads a model
+actor = Actor(model, temperature=0.7)
+actor.packing_samples = is_packed
+if how != "plain":
+    import espalier
+if how in ("actor", "model"):
+    espalier.hf.patch(actor if how == "actor" else actor.model)
+adam = {"lr": 1e-3, "betas": (0.9, 0.95), "eps": 1e-8, "weight_decay": 0.0}
+actor, optimizer, _ = strategy.prepare((actor, {"optim": "adam", "adam": adam, "lr_scheduler": "constant", "scheduler_steps": 9}))
+if how == "after":
+    espalier.hf.patch(actor)
+loss_of = PolicyLoss()
+generator = torch.Generator().manual_seed(5)
+draw = lambda *shape: torch.randn(*shape, generator=generator)
+for step in range(5):
+    prompt = torch.randint(1, 500, (1, 20), generator=generator).expand(8, -1)
+    rows = torch.cat([prompt, torch.randint(1, 500, (8, 6), generator=generator)], 1)
+    mask = torch.ones_like(rows)
+    mask[::2, -2:] = 0
+    action = mask[:, -6:].bool()
+    log_probs, output = actor(rows, action, attention_mask=mask, return_output=True, return_entropy=True)
+    loss = loss_of(log_probs, log_probs.detach() + 0.1 * draw(8, 6), draw(8, 6), action_mask=action)[0]
+    loss = loss - 0.01 * (output.entropy[:, -6:] * action).sum() / action.sum()
+    strategy.backward(loss, actor, optimizer)
+    strategy.optimizer_step(optimizer, actor, None)
+    print({'loss': loss.item(), 'grad_norm': strategy.get_grad_norm(actor)})
+if how != "plain":
+    print(espalier.hf.sharing(actor))
+"""
+
+
+@pytest.mark.parametrize("stage, is_packed, how", [(2, 0, "actor"), (2, 1, "model"), (3, 0, "after"), (3, 1, "actor")])
+def test_openrlhf(desk, stage, is_packed, how):
+    if importlib.util.find_spec("openrlhf") is None:
+        pytest.skip("needs the package openrlhf, which CI installs nightly")
+    (desk / "openrlhf_step.py").write_text(OPENRLHF)
+    theirs = figures(run(desk, "openrlhf_step.py", stage, is_packed, "plain", **of_deepspeed(desk)))
+    said = run(desk, "openrlhf_step.py", stage, is_packed, how, **of_deepspeed(desk))
+    assert len(theirs) == 2 * STEPS and figures(said) == pytest.approx(theirs, rel=1e-4)
+    assert re.search(r"^5 batches, 1,000 tokens, \d+ encoded: 3\.\d+x$", said, re.MULTILINE), said

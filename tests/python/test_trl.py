@@ -43,7 +43,7 @@ def sft_without_padding(model, words, settings):
 def dpo(model, words, settings):
     rows = [{"prompt": PROMPT + " ", "chosen": chosen, "rejected": "w8 w8"} for chosen in ANSWERS]
     rows = datasets.Dataset.from_list(rows)
-    reference = make_model("qwen3", seed=4)
+    reference = make_model("qwen3", seed=4).to(model.dtype)
     return trl.DPOTrainer(model, reference, args=trl.DPOConfig(**settings), train_dataset=rows, processing_class=words)
 
 

@@ -121,4 +121,5 @@ def _is_plain_adapter(change: Change) -> bool:
         return False
     if type(change.module).__module__ == "peft.utils.other":
         return True
-    return type(change.module).__module__ == "peft.tuners.lora.layer" and not change.module.lora_variant
+    is_lora = type(change.module).__module__ == "peft.tuners.lora.layer" and not change.module.lora_variant
+    return is_lora and home_of(type(change.module).forward).startswith("peft.")

@@ -26,6 +26,7 @@ from . import deepspeed
 from .code_digest import names_in
 from .config_view import original_of
 from .origin import home_of, is_library_code, stock_of, text_of
+from .replacements import cure_of
 
 # Libraries whose hooks and forwards on single modules pass on what they are called with: they gather, move, cast or record.
 _WRAPPERS = ("accelerate.", "deepspeed.", "espalier.", "peft.", "torch.distributed.", "torch.nn.utils.", "torch._dynamo.",
@@ -45,6 +46,8 @@ NUMBERS = ("layer_idx", "layer_id")  # attributes with the number of a layer
 _SETTINGS = ("sliding_window", "is_causal", "scale_grad_by_freq", "max_norm")  # of modules, on which results for rows depend
 _LAYER = re.compile(r"(?:layers|h|blocks)\.(\d+)\.")  # of a backbone, which runs as many as its config says
 _MIXING = re.compile(r"Attention|Attn|Mixer|Mamba|DeltaNet|Conv|Recurrent|SSM|Rwkv|Retention|Indexer")
+_OF_ATTENTION = "undo that, load the model with an attn_implementation of Transformers, or train it unpatched"
+_PLACE_OF_MIXING = re.compile(r"(?:^|[._])(?:attn|attention|mixer|mamba|ssm)$")  # paths of such modules
 
 
 _Code: TypeAlias = tuple[Mapping[str, Any], str, Any]  # where a function is looked up, its name, and the function
@@ -350,7 +353,7 @@ def _is_own(base: Any, name: str, function: Any) -> bool:
 
 
 def _changes_of_module(backbone: Any, path: str, module: Any, fault: str | None) -> Iterator[Change]:
-    role = Role.PATHS if mixes(module) else Role.TOKENS
+    role = Role.PATHS if mixes(module) or _stands_in_for_mixing(path, module) else Role.TOKENS
     if ".parametrizations." in f".{path}.":  # of weights, not of tokens
         return
     if fault is not None:
@@ -375,6 +378,12 @@ def mixes(module: Any) -> bool:
     """Whether a module, or one in it, mixes tokens in Transformers."""
     return any(_MIXING.search(base.__name__) for part in module.modules() for base in type(part).__mro__
                if base.__module__.startswith("transformers."))  # fmt: skip
+
+
+def _stands_in_for_mixing(path: str, module: Any) -> bool:
+    """Whether a module of another library is where modules of Transformers mix tokens."""
+    is_known = type(module).__module__.startswith(("torch.", "transformers.", "peft."))
+    return not is_known and _PLACE_OF_MIXING.search(path) is not None
 
 
 def _forward_on(backbone: Any, module: Any) -> Any:
@@ -441,8 +450,11 @@ def _segments(module: str) -> dict[str, str]:
 
 
 def attention_modules(backbone: Any) -> dict[int, str]:
-    """Modules of a backbone whose class in Transformers calls an attention function by its name: id -> path."""
-    attending = {cls for cls in set(map(type, backbone.modules())) if "ALL_ATTENTION_FUNCTIONS" in _source_of(cls)}
+    """Modules of a backbone whose class in Transformers, or the one there whose name it has, calls an attention function by its
+    name: id -> path."""
+    home = _segments(_home_of(type(backbone)))
+    attending = {cls for cls in set(map(type, backbone.modules()))
+                 if "ALL_ATTENTION_FUNCTIONS" in (_source_of(cls) or home.get(cls.__name__, ""))}  # fmt: skip
     count = getattr(backbone.config, "num_hidden_layers", None)
 
     def is_called(path: str) -> bool:
@@ -457,8 +469,7 @@ def refuse_attention(snapshot: Snapshot) -> None:
     """Raises Unsupported where the unpatched model computes attention or masks by functions that the patch does not know."""
     for change in snapshot.of_role(Role.ATTENTION):
         raise Unsupported(f"espalier.hf.patch: expected attention and masks of Transformers, which the patch computes in "
-                          f"another way, received {change}; load the model with attn_implementation=\"sdpa\", or train it "
-                          "unpatched")  # fmt: skip
+                          f"another way, received {change}; {cure_of(change, _OF_ATTENTION)}")  # fmt: skip
 
 
 def functions_of(snapshot: Snapshot) -> list[tuple[str, Any]]:

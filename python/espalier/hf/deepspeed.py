@@ -5,6 +5,7 @@ Its engine calls the model as others do, and its hooks gather parameters before 
 nothing more. A backward pass has to be the engine's: it divides, scales and partitions gradients."""
 
 import copy
+import sys
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ from .origin import home_of
 
 COUNTERS = ("ds_grads_remaining", "applied_pre_backward_ref_cnt")  # attributes of modules that change with each pass
 _PARTITIONED = "ds_id"  # an attribute of parameters under ZeRO 3
+_ENGINE = "deepspeed.runtime.engine"
 _TAKEN_OVER = (_PARTITIONED, "_hp_mapping")  # the latter: of copies in float32, under other stages
 
 
@@ -68,3 +70,17 @@ def refuse_engine(model: Any, caller: str) -> None:
         raise Unsupported(f"{caller}: expected a model whose gradients are those of PyTorch, received {received}, whose own "
                           "backward partitions and scales them; take FSDP2 (fully_shard), or espalier.hf.patch and the engine's "
                           "backward")  # fmt: skip
+
+
+def refuse_deepcompile() -> None:
+    """Raises Unsupported inside of a call of an engine that DeepCompile compiles.
+
+    Its passes schedule what ZeRO gathers and reduces by the graph of the whole model, in which a patched one has breaks."""
+    frame = sys._getframe(1) if _ENGINE in sys.modules else None
+    while frame is not None:
+        if frame.f_code.co_name == "forward" and frame.f_globals.get("__name__") == _ENGINE:
+            is_active = getattr(frame.f_locals.get("self"), "is_deepcompile_active", None)
+            if is_active is not None and is_active():
+                raise Unsupported("DeepCompile of DeepSpeed: it is not known to be exact with patched models; set "
+                                  '"deepcompile": false, with which engine.compile() is torch.compile')  # fmt: skip
+        frame = frame.f_back

@@ -2,6 +2,7 @@
 """What can be patched: families of models that are tested on trees, and what of them is refused."""
 
 import functools
+import inspect
 import sys
 from collections.abc import Iterable, Iterator
 from types import ModuleType
@@ -10,13 +11,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 import transformers
 from torch import nn
-from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
 from ..errors import Unsupported
 from . import deepspeed, mixers
 from .dropout import NOISE
 from .dropout import check_module as check_dropout
+from .origin import home_of, is_library_code
 
 if TYPE_CHECKING:
     from .run import TreeRun
@@ -50,9 +51,15 @@ def inside_trainer(model: Any) -> Any:
             continue
         is_foreign = isinstance(model, nn.Module) and not type(model).__module__.startswith(("torch.", "transformers.", "peft."))
         children = list(model.children()) if is_foreign and not isinstance(model, PreTrainedModel) else []
-        if len(children) != 1 or not (isinstance(children[0], PreTrainedModel) or hasattr(children[0], "get_base_model")):
+        if len(children) != 1 or not _is_around_model(children[0]):
             return model
         model = children[0]
+
+
+def _is_around_model(module: Any) -> bool:
+    """Whether it is a model of Transformers, or one of the wrappers that `unwrapped` knows."""
+    is_known = isinstance(module, PreTrainedModel | nn.parallel.DistributedDataParallel) or deepspeed.is_engine(module)
+    return is_known or any(hasattr(module, name) for name in ("get_base_model", "_orig_mod"))
 
 
 def unwrapped(model: Any) -> Any:
@@ -162,9 +169,6 @@ def check_model(model: Any, backbone: Any) -> None:
     if is_tested_family(backbone) and mixer_of(backbone) and config.hidden_act not in mixers.ACTIVATIONS:
         raise Unsupported(f"hidden_act: expected {' or '.join(sorted(filter(None, mixers.ACTIVATIONS)))}, received "
                           f"{config.hidden_act!r}")  # fmt: skip
-    if any(getattr(module, "_use_kernels", False) for module in (*model.modules(), backbone)):
-        raise Unsupported("use_kernels: expected a model with the layers of Transformers, received one whose layers "
-                          "are replaced by kernels of the Hub")  # fmt: skip
 
 
 def modules_with_settings(backbone: Any) -> list[tuple[str, Any]]:
@@ -182,9 +186,7 @@ def check_training(modules: Iterable[tuple[str, Any]], dropout: str | None = Non
         if not module.training:
             continue
         check_dropout(name, module, dropout)
-        if _checkpoints_reentrantly(module):
-            raise Unsupported("gradient checkpointing: expected use_reentrant=False, received True; enable it with "
-                              "{'use_reentrant': False}")  # fmt: skip
+        _check_checkpointing(module)
 
 
 def refuse_alora(backbone: Any) -> None:
@@ -203,17 +205,28 @@ def _has_alora(module: Any) -> bool:
     return any(type(variants.get(name)).__name__.startswith("ALora") for name in module.active_adapters)
 
 
-def _checkpoints_reentrantly(module: Any) -> bool:
+def _check_checkpointing(module: Any) -> None:
+    """Raises Unsupported for gradient checkpointing other than PyTorch's without reentry. Libraries replace its function for the
+    whole process, before this module is imported or after it, by one that may not heed `use_reentrant`."""
     implementation = getattr(module, "checkpoint_impl", None)  # torch's wrapper of single layers
-    if implementation is not None:
-        return bool(implementation.name == "REENTRANT")
     function = getattr(module, "_gradient_checkpointing_func", None)
-    if not getattr(module, "gradient_checkpointing", False) or function is None:
-        return False
-    if getattr(function, "__globals__", {}).get("__name__", "").startswith("llamafactory."):
-        function = getattr(function, "__wrapped__", function)  # theirs only chooses which layers it is for
-    is_known = isinstance(function, functools.partial) and function.func is checkpoint
-    return not (is_known and function.keywords.get("use_reentrant") is False)
+    is_reentrant = implementation is not None and implementation.name == "REENTRANT"
+    if implementation is None and getattr(module, "gradient_checkpointing", False) and function is not None:
+        if home_of(function).startswith("llamafactory."):
+            function = getattr(function, "__wrapped__", function)  # theirs only chooses which layers it is for
+        keywords = function.keywords if isinstance(function, functools.partial) else {}
+        function = getattr(function, "func", function)
+        if home_of(function).startswith("swift."):  # ms-swift's decides by itself, whatever it is called with
+            keywords = {"use_reentrant": inspect.getclosurevars(function).nonlocals.get("use_reentrant_")}
+            function = getattr(function, "__wrapped__", function)
+        if not is_library_code(function, "checkpoint"):
+            name, home = getattr(function, "__name__", type(function).__name__), home_of(inspect.unwrap(function))
+            raise Unsupported(f"gradient checkpointing: expected that of PyTorch with use_reentrant=False, received {name} from "
+                              f"{home}; undo what has put it there, or train this model without it")  # fmt: skip
+        is_reentrant = keywords.get("use_reentrant") is not False
+    if is_reentrant:
+        raise Unsupported("gradient checkpointing: expected use_reentrant=False, received True; enable it with "
+                          "{'use_reentrant': False}")  # fmt: skip
 
 
 def _values_of(tree: Any, key: str) -> Iterator[Any]:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from ..errors import Unsupported
 from ..trees import Layout, build
-from . import attention, mixers, older_mixers, proof, routes, shared_head, tensor_parallel, text_rows, told
+from . import attention, deepspeed, mixers, older_mixers, proof, routes, shared_head, tensor_parallel, text_rows, told
 from .argument_names import may_be_read
 from .asked import Asked, Given, asked_of, asking, index_of
 from .config_view import is_view, original_of, tree_view
@@ -147,8 +147,7 @@ class Sharing:
 
     def __str__(self) -> str:
         batches = "1 batch" if self.batches == 1 else f"{self.batches:,} batches"
-        return (f"{batches}, {self.flat_tokens:,} tokens, {self.tree_tokens:,} encoded: "
-                f"{self.ratio:.2f}x")  # fmt: skip
+        return f"{batches}, {self.flat_tokens:,} tokens, {self.tree_tokens:,} encoded: {self.ratio:.2f}x"
 
 
 def sharing(model: Any) -> Sharing:
@@ -542,6 +541,7 @@ def _planned(backbone: Any, given: Patch, arguments: dict[str, Any],
              asked: Asked | None) -> tuple[TreeRun, dict[str, Any], Tensor]:  # fmt: skip
     """(TreeRun, inputs of the model, index): index [B * S] on the CPU says where the batch's tokens are in the forest, of
     which padding is one past the end."""
+    deepspeed.refuse_deepcompile()
     given.install_mixers(backbone)  # a copy of a patched model was not there when that was patched
     input_ids = arguments["input_ids"]
     rows, layout = forest_of(arguments) if asked is None or asked.forest is None else asked.forest

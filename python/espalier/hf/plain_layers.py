@@ -6,8 +6,11 @@ import contextlib
 import inspect
 import sys
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from types import CellType, FunctionType, ModuleType
 from typing import Any
+
+import torch
 
 _CHOOSER = "use_kernel_func_from_hub_with_fallback."  # of Transformers since 5.16, around functions in PyTorch
 _OLDER = ("causal_conv1d_fn", "causal_conv1d_update", "chunk_gated_delta_rule", "fused_recurrent_gated_delta_rule",
@@ -25,6 +28,11 @@ def by_torch() -> Iterator[None]:
             if "is_fast_path_available" in vars(module):
                 _forget(stack, module)
         yield
+
+
+def by_torch_on_cpus(device: torch.device) -> AbstractContextManager[None]:
+    """by_torch() on a CPU, where these libraries fail; elsewhere layers compute as they do."""
+    return by_torch() if device.type == "cpu" else contextlib.nullcontext()
 
 
 def _choose(stack: contextlib.ExitStack, function: Any) -> None:

@@ -20,8 +20,10 @@ from .changes import Change, NotCarriedOver, Role, Snapshot, carry_over, functio
 from .config_view import original_of
 from .families import FAMILIES
 from .float64 import InFloat64, OnCpu
-from .plain_layers import by_torch
-from .reference import gradients_of, rows_alone, without_renorm
+from .gpu_kernels import naming_layers, what_needs_a_gpu
+from .plain_layers import by_torch, by_torch_on_cpus
+from .reference import gradients_kept, gradients_of, rows_alone, without_renorm
+from .replacements import cure_of
 from .small_copy import NotSmall, longest_window, small_model
 
 TESTED = ("5.23", "5.24")  # minor versions of Transformers
@@ -90,12 +92,14 @@ def check_family(backbone: Any, attach: Attach, snapshot: Snapshot) -> None:
     if key is not None and not found.may_pass and found.doubt is None:
         _verdicts[key] = found
     if found.doubt is not None:
-        found = _proven_itself(backbone, attach, found.doubt)
+        with naming_layers("espalier.hf.patch"):
+            found = _proven_itself(backbone, attach, found.doubt)
     if found.fault is None:
         return
     if changes:
-        raise Unsupported(f"espalier.hf.patch: expected layers for which trees are exact, received {changes[0]}, with which "
-                          f"{found.fault}; train this model unpatched")  # fmt: skip
+        first = next((change for change in changes if change.module is not None), changes[0])  # functions are their helpers
+        raise Unsupported(f"espalier.hf.patch: expected layers for which trees are exact, received {first}, with which "
+                          f"{found.fault}; {cure_of(first)}")  # fmt: skip
     raise Unsupported(f"espalier.hf.patch: expected a model for which trees are exact, received {cls.__name__} (model_type "
                       f"{config.model_type!r}) with Transformers {transformers.__version__}, of which "
                       f"{found.fault}")  # fmt: skip
@@ -122,9 +126,10 @@ def _proven(backbone: Any, attach: Attach, changes: Sequence[Change]) -> verdict
     except Unsupported as refusal:
         return verdicts.Verdict(f"a small copy is refused: {refusal}")
     except Exception as failure:  # whatever any model may do
-        if not changes:
+        what = what_needs_a_gpu(failure)
+        if what is None and not changes:
             return verdicts.Verdict(f"a small copy fails: {in_one_line(failure)}", may_pass=True)
-        return verdicts.Verdict(doubt=f"it fails: {in_one_line(failure)}")  # where layers know GPUs alone
+        return verdicts.Verdict(doubt=what or f"it fails: {in_one_line(failure)}")
 
 
 @contextlib.contextmanager
@@ -267,9 +272,12 @@ def _proven_itself(backbone: Any, attach: Attach, doubt: str) -> verdicts.Verdic
         return verdicts.Verdict(own + f"would need rows longer than a window or chunk of {longest} tokens")
     case = Case.of(_longer_rows(longest))
     try:
-        with torch.inference_mode(False), _computing_in(first.dtype), _without_checkpointing(backbone), without_renorm(backbone):
+        with (torch.inference_mode(False), by_torch_on_cpus(first.device), _computing_in(first.dtype),
+              _without_checkpointing(backbone), without_renorm(backbone), gradients_kept(backbone)):  # fmt: skip
             error, noise = _error_on_device(backbone, attach, case, first.device)
     except Exception as failure:  # whatever any model may do
+        if what_needs_a_gpu(failure) is not None:
+            raise
         return verdicts.Verdict(own + f"fails on trees: {in_one_line(failure)}")
     epsilon = max(torch.finfo(first.dtype).eps, 1e-13)
     if not noise <= _MOST_NOISE * epsilon:

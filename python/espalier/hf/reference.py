@@ -47,9 +47,31 @@ def rows_alone(model: Any, rows: Sequence[Tensor], measure: Measure) -> Results:
 def gradients_of(model: Any, loss: Tensor) -> dict[str, Tensor]:
     """Gradients of a loss by the parameters that require them, float64 on the CPU; zeros where it does not depend on one."""
     trained = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
-    found = torch.autograd.grad(loss, list(trained.values()), allow_unused=True)
-    return {name: torch.zeros(parameter.shape, dtype=torch.float64, device="cpu") if gradient is None else gradient.cpu().double()
-            for (name, parameter), gradient in zip(trained.items(), found)}  # fmt: skip
+    with gradients_kept(model):
+        found = torch.autograd.grad(loss, list(trained.values()), allow_unused=True)
+        return {name: taken(parameter, gradient).cpu().double() for (name, parameter), gradient in zip(trained.items(), found)}
+
+
+def taken(leaf: Tensor, gradient: Tensor | None) -> Tensor:
+    """The gradient of a leaf, with what a backward inside of another has added to the leaf itself, which is taken away."""
+    added, leaf.grad = leaf.grad, None
+    if gradient is None:
+        return torch.zeros_like(leaf) if added is None else added
+    return gradient if added is None else gradient + added
+
+
+@contextlib.contextmanager
+def gradients_kept(module: nn.Module) -> Iterator[None]:
+    """Inside, parameters have no gradients; afterwards they have those of before. Functions whose backward calls that of others,
+    as in MLPs in tiles, add to them whatever gradients are asked for."""
+    before = [(parameter, parameter.grad) for parameter in module.parameters()]
+    for parameter, _ in before:
+        parameter.grad = None
+    try:
+        yield
+    finally:
+        for parameter, gradient in before:
+            parameter.grad = gradient
 
 
 @contextlib.contextmanager

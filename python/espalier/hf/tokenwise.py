@@ -24,7 +24,9 @@ from . import deepspeed
 from .changes import NUMBERS, Change, functions_of_classes, place_of, settings_of
 from .dropout import switched_off
 from .float64 import InFloat64
-from .reference import without_renorm
+from .gpu_kernels import naming_layers, what_needs_a_gpu
+from .plain_layers import by_torch_on_cpus
+from .reference import gradients_kept, taken, without_renorm
 
 _NUM_TOKENS = 13  # a size that hidden states hardly have
 # Tokens of batches that repeat and reorder them. No token is in both of the first two, so that one of them lacks the largest. The
@@ -118,7 +120,8 @@ def _state_restored(changes: Sequence[Change]) -> Iterator[None]:
 @contextlib.contextmanager
 def _trying(backbone: Any, device: torch.device) -> Iterator[None]:
     """Inside, forward passes draw the same numbers, drop nothing and leave weights as they are."""
-    with torch.no_grad(), _same_random_numbers(device), switched_off(backbone), without_renorm(backbone):
+    with (naming_layers("espalier.hf.patch"), by_torch_on_cpus(device), torch.no_grad(), _same_random_numbers(device),
+          switched_off(backbone), without_renorm(backbone), gradients_kept(backbone)):  # fmt: skip
         yield
 
 
@@ -142,6 +145,8 @@ def _check(change: Change, call: _Call, dropout: str | None) -> None:
         raise Unsupported(f"{change}: expected results in its output alone, received {name} beside it, which would be of "
                           "distinct tokens instead of rows; train this model unpatched") from None  # fmt: skip
     except Exception as failure:
+        if what_needs_a_gpu(failure) is not None:
+            raise
         raise Unsupported(f"{change}: expected a module that takes tokens in any number and order, received one that fails: "
                           f"{in_one_line(failure)}; train this model unpatched") from failure  # fmt: skip
     if not error:
@@ -226,7 +231,7 @@ def _outputs(call: _Call, seed: int, *, before: Tensor | None = None,
         if not leaves or not isinstance(total, Tensor):
             return outputs, []
         grads = torch.autograd.grad(total, leaves, allow_unused=True)
-        return outputs, [torch.zeros_like(leaf) if grad is None else grad for leaf, grad in zip(leaves, grads)]
+        return outputs, [taken(leaf, grad) for leaf, grad in zip(leaves, grads)]
 
 
 class _LeftBehind(Exception):

@@ -20,7 +20,9 @@ from .decisions import Own, RouterChoices, gradients_through_clamps
 from .dropout import switched_off
 from .families import backbone_of, inside_trainer
 from .float64 import InFloat64
+from .gpu_kernels import naming_layers
 from .patching import apply_patch, forest_of, patch_of, unpatch
+from .plain_layers import by_torch_on_cpus
 from .reference import gradients_of, moved_by_rounding, rows_alone, to_float64
 from .resting import Rest
 from .rows import Rows
@@ -189,7 +191,8 @@ def verify(model: Any, batch: Mapping[str, Any]) -> Report:
     (gpt-oss) are taken as if they passed it everywhere, in all three. Recorded routes (routed_experts) are taken by all three
     as well, patched as they are replayed in training; nothing is counted for them. A model that was patched with
     dropout="shared" is compared without dropout and noise. Where hooks have batches run unshared, all three run the batch as it
-    is. Where layers know no float64, as kernels of other libraries, errors are compared with those that weights moved by one unit
+    is. On a CPU recurrent layers compute by PyTorch in all three, whatever libraries for GPUs are there. Where layers know no
+    float64, as kernels of other libraries, errors are compared with those that weights moved by one unit
     of rounding give, and the report says so.
 
     Args:
@@ -217,7 +220,8 @@ def verify(model: Any, batch: Mapping[str, Any]) -> Report:
     check_whole(model, "espalier.hf.verify")
     before = patch_of(backbone)
     is_dropping = before is not None and before.dropout is not None
-    with torch.enable_grad(), switched_off(model) if is_dropping else contextlib.nullcontext():
+    with (torch.enable_grad(), switched_off(model) if is_dropping else contextlib.nullcontext(),
+          naming_layers("espalier.hf.verify"), by_torch_on_cpus(next(backbone.parameters()).device)):  # fmt: skip
         twin = unpatch(copy.deepcopy(model))
         try:
             if before is None:

@@ -69,7 +69,8 @@ def watch_training(module, settings):
         from . import training
 
         training.begin(trainer, settings)
-        result = train(trainer, *args, **kwargs)
+        with training.refusals_end_the_run():
+            result = train(trainer, *args, **kwargs)
         training.tell_sharing(trainer)
         return result
 
