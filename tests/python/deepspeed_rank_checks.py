@@ -340,6 +340,7 @@ def set_up(rank):
     assert dist.get_world_size() == rank.size
 
 
+# The last two change DeepSpeed and Transformers for the rest of a process.
 CHECKS = {2: [set_up, *map(steps_of_stage, range(4)), another_forest_is_seen, heads_are_shared,
-              logits_are_those_of_the_forward_pass, what_cannot_be_done_is_refused, tensor_parallel_heads,
-              deepcompile_is_refused, ulysses_is_refused]}  # fmt: skip
+              logits_are_those_of_the_forward_pass, what_cannot_be_done_is_refused, deepcompile_is_refused,
+              tensor_parallel_heads, ulysses_is_refused]}  # fmt: skip

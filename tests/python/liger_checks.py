@@ -221,7 +221,7 @@ def options():
 
 def it_is_verified():
     model = make("qwen3")
-    apply_liger(model)
+    apply_liger(model, rope=False)
     report = verify(model, BATCH)
     assert report.passed and report.no_float64, report
 
@@ -232,7 +232,7 @@ def trained(folder, when):
     model = make("qwen3")
     if when == "before":
         patch(model)
-    arguments = TrainingArguments(str(folder), per_device_train_batch_size=NUM_ROWS, max_steps=3, logging_steps=1, report_to=[],
+    arguments = TrainingArguments(str(folder), per_device_train_batch_size=NUM_ROWS, max_steps=2, logging_steps=1, report_to=[],
                                   use_cpu=True, save_strategy="no", optim="sgd", learning_rate=0.05, seed=1, disable_tqdm=True,
                                   use_liger_kernel=True, liger_kernel_config=FEW)  # fmt: skip
     rows = [{name: value[number].tolist() for name, value in BATCH.items()} for number in range(NUM_ROWS)] * 3
@@ -248,11 +248,11 @@ def trained(folder, when):
 
 def trainers(folder):
     expected, counts = trained(folder, "never")
-    assert counts.fused == [NUM_ROWS * LENGTH] * 3 and not counts.edges
+    assert counts.fused == [NUM_ROWS * LENGTH] * 2 and not counts.edges
     for when in ("before", "after"):
         found, counts = trained(folder, when)
         np.testing.assert_allclose(found, expected, rtol=1e-4)
-        assert counts.edges[-2:] == [NUM_EDGES] * 2 and len(counts.fused) <= 1, (when, counts.fused, counts.edges)
+        assert counts.edges[-1] == NUM_EDGES and len(counts.fused) <= 1, (when, counts.fused, counts.edges)
 
 
 def trainers_of_trl(folder):
@@ -287,8 +287,8 @@ def classes_are_replaced():
     assert (counts.fused, counts.edges) == ([], [NUM_EDGES])
 
 
-CHECKS = [qwen3, a_family_that_a_proof_decides_on, options, it_is_verified, trainers, trainers_of_trl,
-          *([llama, qwen2] if IS_WHOLE else []), classes_are_replaced]  # fmt: skip
+CHECKS = [llama, a_family_that_a_proof_decides_on, options, it_is_verified, trainers, trainers_of_trl,
+          *([qwen3, qwen2] if IS_WHOLE else []), classes_are_replaced]  # fmt: skip
 
 
 def main(folder):

@@ -72,11 +72,12 @@ def test_the_checks_are_all(found):
     assert {name for name, _ in found} == set(CHECKS)
 
 
-TORCHRUN = ["torch.distributed.run", "--nproc-per-node", "2", "--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0"]
+WORKERS = "2" if os.environ.get("ESPALIER_DEEPSPEED") == "all" else "1"
+TORCHRUN = ["torch.distributed.run", "--nproc-per-node", WORKERS, "--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0"]
 
 
 def test_espalier_launch(tmp_path):
-    """The workers of torchrun run the same training twice, without the patch of `espalier launch` and with it."""
+    """Workers of torchrun, one in the short form, run the same training twice: without the patch of `espalier launch` and with it."""
     path = os.pathsep.join([path_with("deepspeed"), str(REPOSITORY / "python")])
     (tmp_path / "program.py").write_text(PROGRAM)
     environment = {**os.environ, **ENVIRONMENT, "PYTHONPATH": path, "DS_ACCELERATOR": "cpu"}

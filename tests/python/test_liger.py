@@ -11,7 +11,7 @@ import pytest
 
 from wrappers import path_with
 
-CHECKS = ["qwen3", "a_family_that_a_proof_decides_on", "options", "it_is_verified", "trainers", "trainers_of_trl",
+CHECKS = ["llama", "a_family_that_a_proof_decides_on", "options", "it_is_verified", "trainers", "trainers_of_trl",
           "classes_are_replaced"]  # fmt: skip
 
 
