@@ -15,8 +15,8 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from deepspeed_rank_checks import MODEL, MOST, another_forest, apart, set_up
-from test_trl import small_words  # isort: skip
+from deepspeed_rank_checks import MODEL, MOST, another_forest, apart, set_up  # first: it chooses the accelerator of DeepSpeed
+
 import datasets
 import deepspeed
 import peft
@@ -31,6 +31,7 @@ from transformers.utils import logging
 import espalier.trl
 from espalier.error_ratio import MAX_RATIO, error_ratio
 from espalier.hf import patch, sharing
+from test_trl import small_words
 
 logging.set_verbosity_error()
 logging.disable_progress_bar()

@@ -53,7 +53,9 @@ when_imported("deepspeed.comm.torch", lambda module: setattr(module, "build_shm_
 def of_deepspeed(desk):
     """What a trainer with a config of DeepSpeed finds in its environment, on two ranks of a CPU."""
     path = os.pathsep.join(map(str, [desk / "site", path_with("deepspeed"), REPOSITORY / "python"]))
-    return {**ENVIRONMENT, "PYTHONPATH": path, "DS_ACCELERATOR": "cpu", "NPROC_PER_NODE": "2", "MASTER_PORT": str(free_port())}
+    programs = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])  # torchrun of this Python
+    return {**ENVIRONMENT, "PYTHONPATH": path, "PATH": programs, "DS_ACCELERATOR": "cpu", "NPROC_PER_NODE": "2",
+            "MASTER_PORT": str(free_port())}  # fmt: skip
 
 
 def free_port():
