@@ -38,7 +38,7 @@ def pytest_sessionstart(session):
 # Files of few tests that take long: they build, or start many processes.
 LONG = ["test_wheel.py", "test_launch.py", "test_distributed.py", "test_context_parallel.py", "test_tensor_parallel.py",
         "test_rank_failures.py", "test_hf_head_ranks.py", "test_torch_distribution.py", "test_faults.py", "test_trl_trainers.py",
-        "test_sampling_bench.py", "test_deepspeed.py", "test_deepspeed_trainers.py"]  # fmt: skip
+        "test_sampling_bench.py", "test_deepspeed.py", "test_deepspeed_trainers.py", "test_liger.py"]  # fmt: skip
 
 
 def pytest_collection_modifyitems(items):
