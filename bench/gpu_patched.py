@@ -65,7 +65,7 @@ def steps_of(config, trajectories, args):
     """{name: a call that runs one step and returns its loss, a tensor}"""
     import espalier
     from espalier import hf
-    from patched_model import cut_rows, labelled_batch
+    from patched_model import cut_rows, labelled_batch, mean_loss_of_step
 
     batch = {name: value.to(args.device) for name, value in labelled_batch(trajectories).items()}
     num_items = (batch["labels"][:, 1:] != -100).sum()
@@ -81,13 +81,7 @@ def steps_of(config, trajectories, args):
 
     def by_step(model):
         model.zero_grad(set_to_none=True)
-        step = espalier.Step(model, plan, loss_mask=loss_mask)
-        total = 0
-        for micro_batch in step:
-            loss = -step.logprobs(micro_batch).sum() / step.num_terms
-            step.backward(loss)
-            total = total + loss.detach()
-        return total
+        return mean_loss_of_step(model, plan, loss_mask)
 
     steps = {}
     for with_liger in [False, True] if args.liger else [False]:
@@ -142,7 +136,7 @@ def parse(argv):
     return parser.parse_args(argv)
 
 
-def checked(args):
+def cases_of(args):
     """The cases to measure. Takes out the sides with Liger where its kernels cannot run, and says so."""
     import torch
 
@@ -165,7 +159,7 @@ def checked(args):
 
 def main(argv=None):
     args = parse(argv)
-    cases = checked(args)
+    cases = cases_of(args)
     budget, timer, records, failures = Budget(args.seconds), Timer(args.device), [], []
     stop_on_sigterm()
     try:

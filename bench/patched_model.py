@@ -103,14 +103,20 @@ class StepSide:
         model = self.side.model
         model.zero_grad(set_to_none=True)
         begin = time.monotonic()
-        step, total = package.Step(model, self.plan, loss_mask=self.loss_mask), 0.0
-        for batch in step:
-            loss = -step.logprobs(batch).sum() / step.num_terms
-            step.backward(loss)
-            total += loss.item()
+        loss = mean_loss_of_step(model, self.plan, self.loss_mask)
         seconds = time.monotonic() - begin
         hf.unpatch(model)
-        return seconds, total
+        return seconds, loss.item()
+
+
+def mean_loss_of_step(model, plan, loss_mask):
+    """The mean loss of a step of espalier.Step, a tensor; adds its gradients."""
+    step, total = package.Step(model, plan, loss_mask=loss_mask), 0.0
+    for batch in step:
+        loss = -step.logprobs(batch).sum() / step.num_terms
+        step.backward(loss)
+        total = total + loss.detach()
+    return total
 
 
 def grown_memory(which, folder, dtype, path):
