@@ -134,28 +134,6 @@ def get_custom_gradient_checkpointing_func(gradient_checkpointing_func):
 """
 
 
-def test_checkpointing_of_llama_factory():
-    """It wraps PyTorch's, with reentry by default and without it by use_reentrant_gc: false."""
-    names = {"__name__": "llamafactory.model.model_utils.checkpointing"}
-    exec(FACTORY, names)
-
-    def checkpointed(is_reentrant):
-        model = make_model("qwen3")
-        function = names["get_custom_gradient_checkpointing_func"](functools.partial(checkpoint, use_reentrant=is_reentrant))
-        model._set_gradient_checkpointing(enable=True, gradient_checkpointing_func=function)
-        return model
-
-    with pytest.raises(Unsupported, match="expected use_reentrant=False"):
-        hf.patch(checkpointed(True))
-    ids = torch.tensor([row["input_ids"] for row in ROWS])
-    models = [checkpointed(False), hf.patch(checkpointed(False))]
-    for model in models:
-        model(input_ids=ids, labels=ids).loss.backward()
-    for mine, theirs in zip(*(model.parameters() for model in models)):
-        assert (mine.grad - theirs.grad).norm() <= 1e-5 * theirs.grad.norm()
-    assert hf.sharing(models[1]).ratio > 3
-
-
 SWIFT_CHECKPOINT = """
 import functools
 
@@ -168,21 +146,36 @@ def always(checkpoint, use_reentrant_):
 """
 
 
-def test_checkpointing_of_swift():
+def by_llama_factory(is_reentrant):
+    """It wraps PyTorch's, with reentry by default and without it by use_reentrant_gc: false."""
+    names = {"__name__": "llamafactory.model.model_utils.checkpointing"}
+    exec(FACTORY, names)
+    return names["get_custom_gradient_checkpointing_func"](functools.partial(checkpoint, use_reentrant=is_reentrant))
+
+
+def by_swift(is_reentrant):
     """It replaces PyTorch's function, and sets use_reentrant whatever it is called with."""
     names = {"__name__": "swift.trainers.mixin"}
     exec(SWIFT_CHECKPOINT, names)
+    return functools.partial(names["always"](checkpoint, is_reentrant), use_reentrant=not is_reentrant)
 
+
+@pytest.mark.parametrize("function_of", [by_llama_factory, by_swift])
+def test_checkpointing_of_trainers(function_of):
     def checkpointed(is_reentrant):
         model = make_model("qwen3")
-        function = functools.partial(names["always"](checkpoint, is_reentrant), use_reentrant=not is_reentrant)
-        model._set_gradient_checkpointing(enable=True, gradient_checkpointing_func=function)
+        model._set_gradient_checkpointing(enable=True, gradient_checkpointing_func=function_of(is_reentrant))
         return model
 
     with pytest.raises(Unsupported, match="expected use_reentrant=False, received True"):
         hf.patch(checkpointed(True))
     ids = torch.tensor([row["input_ids"] for row in ROWS])
-    hf.patch(checkpointed(False))(input_ids=ids, labels=ids).loss.backward()
+    models = [checkpointed(False), hf.patch(checkpointed(False))]
+    for model in models:
+        model(input_ids=ids, labels=ids).loss.backward()
+    for mine, theirs in zip(*(model.parameters() for model in models)):
+        assert (mine.grad - theirs.grad).norm() <= 1e-5 * theirs.grad.norm()
+    assert hf.sharing(models[1]).ratio > 3
 
 
 VERL = """

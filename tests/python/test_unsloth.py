@@ -16,7 +16,7 @@ from transformers.models.llama import modeling_llama as llama
 from transformers.models.qwen3 import modeling_qwen3 as qwen3
 
 from espalier.errors import Unsupported
-from espalier.hf import changes, families, patch, patching, proof, replacements, sharing, tokenwise, verify
+from espalier.hf import changes, families, patch, patching, proof, sharing, tokenwise, verify
 from espalier.hf.families import backbone_of
 from espalier.hf.float64 import InFloat64
 from hf_models import branching_rows, make_model, padded, sums_of, worst_error
@@ -128,12 +128,12 @@ def test_refusals_name_a_layer_and_not_its_helpers(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("change", "is_known"),
+    ("text", "is_known"),
     [("LlamaModel.forward from f (unsloth.models.llama)", True), ("the class A from unsloth_compiled_module_llama in layers.0", True),
      ("'sdpa' from g (unsloth_zoo.temporary_patches.misc)", True), ("f (my.unsloth)", False), ("f (test_unsloth)", False),
      ("f (liger_kernel.ops)", False)])  # fmt: skip
-def test_cures_go_by_the_module_of_the_code(change, is_known):
-    assert replacements.cure_of(change, "other").endswith(CURE if is_known else "other")
+def test_cures_go_by_the_module_of_the_code(text, is_known):
+    assert changes.cure_of(changes.Change("", text, changes.Role.PATHS), "other").endswith(CURE if is_known else "other")
 
 
 # Classes in their place
@@ -249,6 +249,19 @@ def test_checkpointing_that_looks_like_that_of_pytorch_is_refused(when, monkeypa
         patch(model) if when == "before" else model(**batch)
 
 
+def test_a_wrapper_of_checkpointing_is_named_by_its_own_module():
+    """functools.wraps copies the module of what it wraps."""
+
+    @functools.wraps(torch.utils.checkpoint.checkpoint)
+    def wrapper(*args, **kwargs):
+        return checkpoint_of_a_library(*args, **kwargs)
+
+    model = make_model("llama")
+    model._set_gradient_checkpointing(enable=True, gradient_checkpointing_func=functools.partial(wrapper, use_reentrant=False))
+    with pytest.raises(Unsupported, match="received checkpoint from test_unsloth; undo"):
+        patch(model)
+
+
 def test_checkpointing_of_pytorch_is_taken():
     """Negative control of the test above."""
     model, batch = make_model("llama"), padded(branching_rows())
@@ -331,8 +344,8 @@ def test_gradients_of_earlier_steps_are_left_alone(when, monkeypatch):
 
 def test_without_care_a_look_would_add_to_gradients(monkeypatch):
     """Negative control of the test above."""
-    monkeypatch.setattr(tokenwise, "gradients_kept", lambda _: contextlib.nullcontext())
-    monkeypatch.setattr(tokenwise, "taken", lambda leaf, gradient: torch.zeros_like(leaf) if gradient is None else gradient)
+    monkeypatch.setattr(tokenwise, "without_gradients", lambda _: contextlib.nullcontext())
+    monkeypatch.setattr(tokenwise, "whole_gradient", lambda leaf, gradient: torch.zeros_like(leaf) if gradient is None else gradient)
     model = make_model("llama")
     monkeypatch.setattr(llama.LlamaMLP, "forward", in_tiles(llama.LlamaMLP.forward))
     patch(model)(**padded(branching_rows()))

@@ -26,7 +26,6 @@ from . import deepspeed
 from .code_digest import names_in
 from .config_view import original_of
 from .origin import home_of, is_library_code, stock_of, text_of
-from .replacements import cure_of
 
 # Libraries whose hooks and forwards on single modules pass on what they are called with: they gather, move, cast or record.
 _WRAPPERS = ("accelerate.", "deepspeed.", "espalier.", "peft.", "torch.distributed.", "torch.nn.utils.", "torch._dynamo.",
@@ -46,7 +45,11 @@ NUMBERS = ("layer_idx", "layer_id")  # attributes with the number of a layer
 _SETTINGS = ("sliding_window", "is_causal", "scale_grad_by_freq", "max_norm")  # of modules, on which results for rows depend
 _LAYER = re.compile(r"(?:layers|h|blocks)\.(\d+)\.")  # of a backbone, which runs as many as its config says
 _MIXING = re.compile(r"Attention|Attn|Mixer|Mamba|DeltaNet|Conv|Recurrent|SSM|Rwkv|Retention|Indexer")
-_OF_ATTENTION = "undo that, load the model with an attn_implementation of Transformers, or train it unpatched"
+_CURE_OF_ATTENTION = "undo that, load the model with an attn_implementation of Transformers, or train it unpatched"
+# Of libraries that leave no choice: the first letters of their modules -> what to do. Others can be left out by an option.
+_CURES = {"unsloth": "Unsloth replaces attention and layers where it finds a GPU, and has no option that leaves them: load the "
+                     "model by Transformers, with PEFT for adapters, in a process that does not import unsloth, or train it "
+                     "unpatched"}  # fmt: skip
 _PLACE_OF_MIXING = re.compile(r"(?:^|[._])(?:attn|attention|mixer|mamba|ssm)$")  # paths of such modules
 
 
@@ -74,6 +77,11 @@ class Change:
 
     def __str__(self) -> str:
         return f"{self.what} in {self.path}" if self.path else self.what
+
+
+def cure_of(change: Change, otherwise: str = "train this model unpatched") -> str:
+    """What a user can do about a change, the end of a refusal. Its text names the module that the code is from."""
+    return next((cure for prefix, cure in _CURES.items() if re.search(rf"[( ]{prefix}\w*[.) ]", f"{change} ")), otherwise)
 
 
 class Snapshot:
@@ -469,7 +477,7 @@ def refuse_attention(snapshot: Snapshot) -> None:
     """Raises Unsupported where the unpatched model computes attention or masks by functions that the patch does not know."""
     for change in snapshot.of_role(Role.ATTENTION):
         raise Unsupported(f"espalier.hf.patch: expected attention and masks of Transformers, which the patch computes in "
-                          f"another way, received {change}; {cure_of(change, _OF_ATTENTION)}")  # fmt: skip
+                          f"another way, received {change}; {cure_of(change, _CURE_OF_ATTENTION)}")  # fmt: skip
 
 
 def functions_of(snapshot: Snapshot) -> list[tuple[str, Any]]:

@@ -76,7 +76,7 @@ def refuse_deepcompile() -> None:
     """Raises Unsupported inside of a call of an engine that DeepCompile compiles.
 
     Its passes schedule what ZeRO gathers and reduces by the graph of the whole model, in which a patched one has breaks."""
-    frame = sys._getframe(1) if _ENGINE in sys.modules else None
+    frame = sys._getframe(1) if _ENGINE in sys.modules else None  # a model that is patched before knows no engine
     while frame is not None:
         if frame.f_code.co_name == "forward" and frame.f_globals.get("__name__") == _ENGINE:
             is_active = getattr(frame.f_locals.get("self"), "is_deepcompile_active", None)

@@ -51,30 +51,26 @@ def inside_trainer(model: Any) -> Any:
             continue
         is_foreign = isinstance(model, nn.Module) and not type(model).__module__.startswith(("torch.", "transformers.", "peft."))
         children = list(model.children()) if is_foreign and not isinstance(model, PreTrainedModel) else []
-        if len(children) != 1 or not _is_around_model(children[0]):
+        if len(children) != 1 or not (isinstance(children[0], PreTrainedModel) or _inside_wrapper(children[0]) is not None):
             return model
         model = children[0]
 
 
-def _is_around_model(module: Any) -> bool:
-    """Whether it is a model of Transformers, or one of the wrappers that `unwrapped` knows."""
-    is_known = isinstance(module, PreTrainedModel | nn.parallel.DistributedDataParallel) or deepspeed.is_engine(module)
-    return is_known or any(hasattr(module, name) for name in ("get_base_model", "_orig_mod"))
+def _inside_wrapper(module: Any) -> Any:
+    """The model inside of one wrapper; None where it is none."""
+    if deepspeed.is_engine(module) or isinstance(module, nn.parallel.DistributedDataParallel):
+        return module.module
+    if hasattr(module, "get_base_model"):  # PEFT
+        return module.get_base_model()
+    return getattr(module, "_orig_mod", None)  # torch.compile
 
 
 def unwrapped(model: Any) -> Any:
     """The model of Transformers inside of wrappers: PEFT, torch.compile, DistributedDataParallel, what trainers put around it."""
-    inner = model
-    while True:
-        inner = inside_trainer(inner)
-        if hasattr(inner, "get_base_model"):  # PEFT
-            inner = inner.get_base_model()
-        elif hasattr(inner, "_orig_mod"):  # torch.compile
-            inner = inner._orig_mod
-        elif isinstance(inner, nn.parallel.DistributedDataParallel):
-            inner = inner.module
-        else:
-            return inner
+    inner = inside_trainer(model)
+    while (wrapped := _inside_wrapper(inner)) is not None:
+        inner = inside_trainer(wrapped)
+    return inner
 
 
 def backbone_of(model: Any) -> Any:
@@ -210,23 +206,33 @@ def _check_checkpointing(module: Any) -> None:
     whole process, before this module is imported or after it, by one that may not heed `use_reentrant`."""
     implementation = getattr(module, "checkpoint_impl", None)  # torch's wrapper of single layers
     function = getattr(module, "_gradient_checkpointing_func", None)
-    is_reentrant = implementation is not None and implementation.name == "REENTRANT"
-    if implementation is None and getattr(module, "gradient_checkpointing", False) and function is not None:
-        if home_of(function).startswith("llamafactory."):
-            function = getattr(function, "__wrapped__", function)  # theirs only chooses which layers it is for
-        keywords = function.keywords if isinstance(function, functools.partial) else {}
-        function = getattr(function, "func", function)
-        if home_of(function).startswith("swift."):  # ms-swift's decides by itself, whatever it is called with
-            keywords = {"use_reentrant": inspect.getclosurevars(function).nonlocals.get("use_reentrant_")}
-            function = getattr(function, "__wrapped__", function)
+    if implementation is not None:
+        use_reentrant = implementation.name == "REENTRANT"
+    elif getattr(module, "gradient_checkpointing", False) and function is not None:
+        function, use_reentrant = _checkpoint_of(function)
         if not is_library_code(function, "checkpoint"):
-            name, home = getattr(function, "__name__", type(function).__name__), home_of(inspect.unwrap(function))
+            while home_of(function).startswith("torch.") and hasattr(function, "__wrapped__"):  # a decorator of PyTorch
+                function = function.__wrapped__
+            name = getattr(function, "__name__", type(function).__name__)
             raise Unsupported(f"gradient checkpointing: expected that of PyTorch with use_reentrant=False, received {name} from "
-                              f"{home}; undo what has put it there, or train this model without it")  # fmt: skip
-        is_reentrant = keywords.get("use_reentrant") is not False
-    if is_reentrant:
+                              f"{home_of(function)}; undo what has put it there, or train this model without it")  # fmt: skip
+    else:
+        return
+    if use_reentrant is not False:
         raise Unsupported("gradient checkpointing: expected use_reentrant=False, received True; enable it with "
                           "{'use_reentrant': False}")  # fmt: skip
+
+
+def _checkpoint_of(function: Any) -> tuple[Any, Any]:
+    """(checkpoint, use_reentrant) of what Transformers checkpoints layers with."""
+    if home_of(function).startswith("llamafactory."):
+        function = getattr(function, "__wrapped__", function)  # theirs only chooses which layers it is for
+    keywords = function.keywords if isinstance(function, functools.partial) else {}
+    function = getattr(function, "func", function)
+    if not home_of(function).startswith("swift."):
+        return function, keywords.get("use_reentrant")
+    # That of ms-swift decides by itself, whatever it is called with.
+    return getattr(function, "__wrapped__", function), inspect.getclosurevars(function).nonlocals.get("use_reentrant_")
 
 
 def _values_of(tree: Any, key: str) -> Iterator[Any]:

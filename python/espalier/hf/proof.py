@@ -16,14 +16,13 @@ from torch import Tensor
 from ..errors import Unsupported, in_one_line
 from ..trees import Layout, build
 from . import verdicts
-from .changes import Change, NotCarriedOver, Role, Snapshot, carry_over, functions_of
+from .changes import Change, NotCarriedOver, Role, Snapshot, carry_over, cure_of, functions_of
 from .config_view import original_of
 from .families import FAMILIES
 from .float64 import InFloat64, OnCpu
 from .gpu_kernels import naming_layers, what_needs_a_gpu
 from .plain_layers import by_torch, by_torch_on_cpus
-from .reference import gradients_kept, gradients_of, rows_alone, without_renorm
-from .replacements import cure_of
+from .reference import gradients_of, rows_alone, without_gradients, without_renorm
 from .small_copy import NotSmall, longest_window, small_model
 
 TESTED = ("5.23", "5.24")  # minor versions of Transformers
@@ -273,7 +272,7 @@ def _proven_itself(backbone: Any, attach: Attach, doubt: str) -> verdicts.Verdic
     case = Case.of(_longer_rows(longest))
     try:
         with (torch.inference_mode(False), by_torch_on_cpus(first.device), _computing_in(first.dtype),
-              _without_checkpointing(backbone), without_renorm(backbone), gradients_kept(backbone)):  # fmt: skip
+              _without_checkpointing(backbone), without_renorm(backbone), without_gradients(backbone)):  # fmt: skip
             error, noise = _error_on_device(backbone, attach, case, first.device)
     except Exception as failure:  # whatever any model may do
         if what_needs_a_gpu(failure) is not None:

@@ -47,13 +47,14 @@ def rows_alone(model: Any, rows: Sequence[Tensor], measure: Measure) -> Results:
 def gradients_of(model: Any, loss: Tensor) -> dict[str, Tensor]:
     """Gradients of a loss by the parameters that require them, float64 on the CPU; zeros where it does not depend on one."""
     trained = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
-    with gradients_kept(model):
+    with without_gradients(model):
         found = torch.autograd.grad(loss, list(trained.values()), allow_unused=True)
-        return {name: taken(parameter, gradient).cpu().double() for (name, parameter), gradient in zip(trained.items(), found)}
+        return {name: whole_gradient(parameter, gradient).cpu().double()
+                for (name, parameter), gradient in zip(trained.items(), found)}  # fmt: skip
 
 
-def taken(leaf: Tensor, gradient: Tensor | None) -> Tensor:
-    """The gradient of a leaf, with what a backward inside of another has added to the leaf itself, which is taken away."""
+def whole_gradient(leaf: Tensor, gradient: Tensor | None) -> Tensor:
+    """The gradient of a leaf, with what a backward inside of another has added to its `.grad`, which becomes None."""
     added, leaf.grad = leaf.grad, None
     if gradient is None:
         return torch.zeros_like(leaf) if added is None else added
@@ -61,7 +62,7 @@ def taken(leaf: Tensor, gradient: Tensor | None) -> Tensor:
 
 
 @contextlib.contextmanager
-def gradients_kept(module: nn.Module) -> Iterator[None]:
+def without_gradients(module: nn.Module) -> Iterator[None]:
     """Inside, parameters have no gradients; afterwards they have those of before. Functions whose backward calls that of others,
     as in MLPs in tiles, add to them whatever gradients are asked for."""
     before = [(parameter, parameter.grad) for parameter in module.parameters()]

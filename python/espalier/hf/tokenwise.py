@@ -26,7 +26,7 @@ from .dropout import switched_off
 from .float64 import InFloat64
 from .gpu_kernels import naming_layers, what_needs_a_gpu
 from .plain_layers import by_torch_on_cpus
-from .reference import gradients_kept, taken, without_renorm
+from .reference import whole_gradient, without_gradients, without_renorm
 
 _NUM_TOKENS = 13  # a size that hidden states hardly have
 # Tokens of batches that repeat and reorder them. No token is in both of the first two, so that one of them lacks the largest. The
@@ -121,7 +121,7 @@ def _state_restored(changes: Sequence[Change]) -> Iterator[None]:
 def _trying(backbone: Any, device: torch.device) -> Iterator[None]:
     """Inside, forward passes draw the same numbers, drop nothing and leave weights as they are."""
     with (naming_layers("espalier.hf.patch"), by_torch_on_cpus(device), torch.no_grad(), _same_random_numbers(device),
-          switched_off(backbone), without_renorm(backbone), gradients_kept(backbone)):  # fmt: skip
+          switched_off(backbone), without_renorm(backbone), without_gradients(backbone)):  # fmt: skip
         yield
 
 
@@ -231,7 +231,7 @@ def _outputs(call: _Call, seed: int, *, before: Tensor | None = None,
         if not leaves or not isinstance(total, Tensor):
             return outputs, []
         grads = torch.autograd.grad(total, leaves, allow_unused=True)
-        return outputs, [taken(leaf, grad) for leaf, grad in zip(leaves, grads)]
+        return outputs, [whole_gradient(leaf, grad) for leaf, grad in zip(leaves, grads)]
 
 
 class _LeftBehind(Exception):

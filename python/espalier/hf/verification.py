@@ -192,8 +192,8 @@ def verify(model: Any, batch: Mapping[str, Any]) -> Report:
     as well, patched as they are replayed in training; nothing is counted for them. A model that was patched with
     dropout="shared" is compared without dropout and noise. Where hooks have batches run unshared, all three run the batch as it
     is. On a CPU recurrent layers compute by PyTorch in all three, whatever libraries for GPUs are there. Where layers know no
-    float64, as kernels of other libraries, errors are compared with those that weights moved by one unit
-    of rounding give, and the report says so.
+    float64, as kernels of other libraries, errors are compared with those that weights moved by one unit of rounding give, and
+    the report says so.
 
     Args:
         model: A model as `patch` takes it, patched or not.
