@@ -1,24 +1,29 @@
 # SPDX-License-Identifier: Apache-2.0
 # cmake --install: libraries, headers, the program, and the package file that find_package(Espalier) reads.
-# Core libraries (those that need no LibTorch) and ops stand in separate export sets, so that a project which
-# uses the core alone needs no LibTorch.
+# Core libraries (those that need no LibTorch) and the others stand in separate export sets, so that a project
+# which uses the core alone needs no LibTorch.
 include(GNUInstallDirs)
 include(CMakePackageConfigHelpers)
 
-# espalier_install_library(TARGET NAME [OPS]): installs a library as Espalier::NAME. Not in a wheel, nor with libraries that were
-# fetched: other projects could not link these.
+# espalier_install_library(TARGET NAME [TORCH]): installs a library as Espalier::NAME. Not in a wheel, nor with libraries that
+# were fetched: other projects could not link these. The operators are installed all the same, for Python.
 function(espalier_install_library target name)
-  if(ESPALIER_WHEEL OR (ESPALIER_FETCHED AND NOT ARGN))
+  if(ESPALIER_WHEEL)
     return()
   endif()
-  set(export_set EspalierCoreTargets)
-  if("OPS" IN_LIST ARGN)
-    set(export_set EspalierOpsTargets)
+  get_target_property(type ${target} TYPE)
+  if(type STREQUAL SHARED_LIBRARY)
     espalier_install_rpath(${target} ${CMAKE_INSTALL_LIBDIR})
   endif()
   if(ESPALIER_FETCHED)
-    install(TARGETS ${target} LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR})
+    if(type STREQUAL SHARED_LIBRARY)
+      install(TARGETS ${target} LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR})
+    endif()
     return()
+  endif()
+  set(export_set EspalierCoreTargets)
+  if("TORCH" IN_LIST ARGN)
+    set(export_set EspalierTorchTargets)
   endif()
   add_library(Espalier::${name} ALIAS ${target})
   set_target_properties(${target} PROPERTIES EXPORT_NAME ${name})
@@ -62,6 +67,6 @@ function(espalier_install_package)
   install(EXPORT EspalierCoreTargets NAMESPACE Espalier:: DESTINATION ${folder})
   if(ESPALIER_TORCH)
     install(FILES cmake/FindLibTorch.cmake DESTINATION ${folder})
-    install(EXPORT EspalierOpsTargets NAMESPACE Espalier:: DESTINATION ${folder})
+    install(EXPORT EspalierTorchTargets NAMESPACE Espalier:: DESTINATION ${folder})
   endif()
 endfunction()

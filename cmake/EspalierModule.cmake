@@ -1,13 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-# espalier_module(NAME SOURCES a.cpp ... LINKS lib ... [SHARED] [TORCH [CORE b.cpp ...]] [COLD] [ALONE])
+# espalier_module(NAME SOURCES a.cpp ... LINKS lib ... [SHARED] [TORCH [CORE b.cpp ...]] [COLD] [ALONE | PARTS n] [INTERNAL])
 # One library per module of docs/architecture.md. A module sees only the libraries that it links, so a
 # forbidden dependency fails at link time (and tests/check_layers.py says so before).
 # TORCH links LibTorch and uses its precompiled header. CORE names its sources that need no LibTorch: a build without it has
 # these alone, for espalier-core. COLD is for what takes no time when it runs: it is compiled faster, with -O1. Sources of a
-# module that is not ALONE are compiled together (espalier_join). What needs no LibTorch is installed, and so is ops; the other
-# modules are parts of the program.
+# module that is not ALONE are compiled together, n (40) at a time (espalier_join). INTERNAL: it is not installed, because it is
+# part of the program or of the Python package.
 function(espalier_module name)
-  cmake_parse_arguments(arg "SHARED;TORCH;COLD;ALONE" "" "SOURCES;CORE;LINKS" ${ARGN})
+  cmake_parse_arguments(arg "SHARED;TORCH;COLD;ALONE;INTERNAL" "PARTS" "SOURCES;CORE;LINKS" ${ARGN})
+  if(NOT arg_PARTS)
+    set(arg_PARTS 40)
+  endif()
   set(is_part OFF)
   if(arg_TORCH AND NOT ESPALIER_TORCH)
     set(is_part ON)
@@ -44,12 +47,14 @@ function(espalier_module name)
     target_compile_options(${target} PRIVATE $<$<CXX_COMPILER_ID:GNU>:-Wno-maybe-uninitialized>)
   endif()
   if(NOT arg_ALONE)
-    espalier_join(${target} PARTS 14 SOURCES ${arg_SOURCES})
+    espalier_join(${target} PARTS ${arg_PARTS} SOURCES ${arg_SOURCES})
   endif()
-  if(NOT arg_TORCH AND NOT is_part)
+  if(arg_INTERNAL OR is_part)
+    return()
+  elseif(arg_TORCH)
+    espalier_install_library(${target} ${name} TORCH)
+  else()
     espalier_install_library(${target} ${name})
-  elseif(arg_TORCH AND arg_SHARED)
-    espalier_install_library(${target} ${name} OPS)
   endif()
 endfunction()
 

@@ -191,4 +191,52 @@ def test_a_project_links_the_installed_ops(prefix, tmp_path):
     # Control: without its LibTorch the package says what it needs.
     done = run("cmake", "-S", source, "-B", tmp_path / "none", f"-DCMAKE_PREFIX_PATH={prefix}",
                "-DCMAKE_FIND_USE_PACKAGE_REGISTRY=OFF", "-DESPALIER_PYTHON=/bin/false", cwd=tmp_path)  # fmt: skip
-    assert done.returncode != 0 and "Espalier::ops needs LibTorch" in " ".join(done.stderr.split()), done.stderr
+    assert done.returncode != 0 and "the component ops needs LibTorch" in " ".join(done.stderr.split()), done.stderr
+
+
+@pytest.fixture(scope="module")
+def programs(prefix, tmp_path_factory):
+    """The folder of the programs of examples/cpp, built against the installed package."""
+    folder = tmp_path_factory.mktemp("examples")
+    configure = ["cmake", "-S", REPOSITORY / "examples/cpp", "-B", folder, f"-DCMAKE_PREFIX_PATH={prefix}",
+                 "-DCMAKE_FIND_USE_PACKAGE_REGISTRY=OFF", f"-DESPALIER_PYTHON={sys.executable}"]  # fmt: skip
+    for command in (configure, ["cmake", "--build", folder]):
+        done = run(*command, cwd=folder)
+        assert done.returncode == 0, done.stdout + done.stderr
+    return folder
+
+
+def test_programs_in_cpp_inspect_verify_train_and_sample(prefix, programs, tmp_path):
+    for source in (REPOSITORY / "examples/cpp").glob("*.cpp"):
+        assert len(source.read_text().splitlines()) <= 100, source
+    (tmp_path / "config.json").write_text(json.dumps(MODELS["qwen3"]))
+    command = prefix / "bin/espalier"
+    run(command, "init", "--config", "config.json", "--out", "model", cwd=tmp_path)
+    run(command, "synth", "--out", "rows.jsonl", "--trees", 2, "--depth", 3, "--node-length", 6,
+        "--vocab-size", MODELS["qwen3"]["vocab_size"], cwd=tmp_path)  # fmt: skip
+
+    def output(name, *arguments):
+        done = run(programs / name, *arguments, cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    by_command = json.loads(run(command, "inspect", "--data", "rows.jsonl", "--json", cwd=tmp_path).stdout)
+    inspected = json.loads(output("inspect", "rows.jsonl"))
+    assert inspected["flat_tokens"] == by_command["flat_tokens"] > inspected["tree_tokens"] == by_command["tree_tokens"]
+    verified = json.loads(output("verify", "model", "rows.jsonl"))
+    assert verified["passed"] and verified["grad_rel_error_max"] < 1e-12
+    assert "0 of 2 steps" in output("train", "model", "rows.jsonl", "run", 2)
+    assert "2 of 4 steps" in output("train", "model", "rows.jsonl", "run", 4)
+    assert "0 of 4 steps" in output("train", "model", "rows.jsonl", "whole", 4)
+
+    def weights(run):
+        return (tmp_path / run / "checkpoints/step_4/model.safetensors").read_bytes()
+
+    assert weights("run") == weights("whole") != (tmp_path / "model/model.safetensors").read_bytes()
+    rows = len((tmp_path / "rows.jsonl").read_text().splitlines())
+    assert output("sample", "model", "rows.jsonl", "sampled.jsonl") == f"{4 * rows} completions of {rows} prompts\n"
+    assert len((tmp_path / "sampled.jsonl").read_text().splitlines()) == 4 * rows
+    # Control: what is wrong is said, and nothing is written.
+    (tmp_path / "large.jsonl").write_text('{"input_ids": [1, 100000, 2]}\n')
+    done = run(programs / "sample", "model", "large.jsonl", "other.jsonl", cwd=tmp_path)
+    assert done.returncode == 1 and "large.jsonl:1: field `input_ids`" in done.stderr and not (tmp_path / "other.jsonl").exists()

@@ -2,7 +2,6 @@
 #include "espalier/model/init.h"
 
 #include <ATen/ATen.h>
-#include <ATen/Parallel.h>
 #include <nlohmann/json.hpp>
 
 #include <algorithm>
@@ -26,6 +25,7 @@
 #include "espalier/model/weights/tensor_bytes.h"
 #include "espalier/model/weights/weights.h"
 #include "espalier/ops/checks.h"
+#include "espalier/ops/parallel.h"
 
 namespace espalier {
 namespace {
@@ -68,7 +68,7 @@ struct Distribution {
 template <typename T>
 void fill(T* values, int64_t count, const Distribution& distribution, uint64_t seed, uint64_t stream) {
   constexpr int64_t kPairsPerTask = 1 << 15;
-  at::parallel_for(0, (count + 1) / 2, kPairsPerTask, [&](int64_t begin, int64_t end) {
+  parallel_ranges((count + 1) / 2, kPairsPerTask, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) {
       const auto [first, second] = distribution(uniform_pair(seed, stream, static_cast<uint64_t>(i)));
       values[2 * i] = static_cast<T>(first);

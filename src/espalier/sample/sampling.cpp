@@ -2,7 +2,6 @@
 #include "espalier/sample/sampling.h"
 
 #include <ATen/ATen.h>
-#include <ATen/Parallel.h>
 #include <ATen/record_function.h>
 #include <torch/csrc/autograd/grad_mode.h>
 
@@ -17,6 +16,7 @@
 #include "espalier/base/check.h"
 #include "espalier/base/interrupt.h"
 #include "espalier/base/rng.h"
+#include "espalier/ops/parallel.h"
 #include "espalier/ops/paths.h"
 #include "espalier/runtime/device.h"
 #include "espalier/runtime/stopwatch.h"
@@ -26,7 +26,8 @@ namespace {
 
 // Tokens of prompts in a pass: enough for full speed, few enough for little activation memory.
 constexpr int64_t kPassTokens = 4096;
-constexpr int64_t kFirstCapacity = 64;  // of tails
+constexpr int64_t kFirstCapacity = 64;        // of tails
+constexpr int64_t kLogitsOfThread = 1 << 15;  // that are worth a thread
 
 /// Runs `body` and adds its seconds.
 template <class Body>
@@ -391,22 +392,23 @@ void Sampling::choose(const at::Tensor& logits, const TokenWatch& watch, std::ve
   const auto choose_as = [&]<class Scalar>(Scalar) {
     const at::Tensor rows = logits.contiguous();
     const auto width = static_cast<size_t>(rows.size(1));
-    at::parallel_for(0, rows.size(0), 1, [&](int64_t begin, int64_t end) {
-      TokenChooser chooser((*sequences)[begin].prompt->options.choice);
-      for (int64_t i = begin; i < end; ++i) {
-        Sequence& sequence = (*sequences)[i];
-        const SampleOptions& own = sequence.prompt->options;
-        if (i > begin && own.choice != (*sequences)[i - 1].prompt->options.choice) {
-          chooser = TokenChooser(own.choice);
-        }
-        const std::span<const Scalar> row(rows.const_data_ptr<Scalar>() + i * width, width);
-        const TokenChoice chosen = chooser.choose(row, sequence.rng.uniform());
-        sequence.completion.tokens.push_back(chosen.token);
-        sequence.completion.logprobs.push_back(chosen.logprob);
-        truncation[i] = chosen.truncation;
-        sequence.completion.stopped = std::ranges::find(own.stop_ids, chosen.token) != own.stop_ids.end();
-      }
-    });
+    parallel_ranges(
+        rows.size(0), std::max<int64_t>(1, kLogitsOfThread / rows.size(1)), [&](int64_t begin, int64_t end) {
+          TokenChooser chooser((*sequences)[begin].prompt->options.choice);
+          for (int64_t i = begin; i < end; ++i) {
+            Sequence& sequence = (*sequences)[i];
+            const SampleOptions& own = sequence.prompt->options;
+            if (i > begin && own.choice != (*sequences)[i - 1].prompt->options.choice) {
+              chooser = TokenChooser(own.choice);
+            }
+            const std::span<const Scalar> row(rows.const_data_ptr<Scalar>() + i * width, width);
+            const TokenChoice chosen = chooser.choose(row, sequence.rng.uniform());
+            sequence.completion.tokens.push_back(chosen.token);
+            sequence.completion.logprobs.push_back(chosen.logprob);
+            truncation[i] = chosen.truncation;
+            sequence.completion.stopped = std::ranges::find(own.stop_ids, chosen.token) != own.stop_ids.end();
+          }
+        });
   };
   if (logits.scalar_type() == at::kDouble) {
     choose_as(double());
