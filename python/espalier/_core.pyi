@@ -402,6 +402,11 @@ class Costs:
 def costs(model: str | os.PathLike, device: str, cost_model: str | os.PathLike | None) -> Costs:
     """Implements espalier.costs."""
 
+def pair_cost(costs: Costs | None) -> float:
+    """
+    What a visible pair of tokens costs, where a token costs 1; None: in a typical decoder.
+    """
+
 class MicroBatch:
     """
     The unit of one forward and backward pass. Under partition it reads context: tokens of its ancestors,
@@ -543,8 +548,73 @@ class Plan:
 
     def __repr__(self) -> str: ...
 
+class KeyReads:
+    """
+    The keys that one rank sends, receives and sees in the attention of a divided micro-batch.
+    """
+
+    @property
+    def picks(self) -> list[Annotated[NDArray[numpy.int64], dict(shape=(None,))]]:
+        """
+        By source int64: its rows that are sent, each once for every reader. Sources are the ancestors whose context
+        the micro-batch reads, root first, and then the micro-batch itself.
+        """
+
+    @property
+    def order(self) -> Annotated[NDArray[numpy.int64], dict(shape=(None,))]:
+        """
+        int64: all picks, one source after another, in the order of sending; empty: as they are.
+        """
+
+    @property
+    def send(self) -> Annotated[NDArray[numpy.int64], dict(shape=(None,))]:
+        """int64 [ranks]: keys for each."""
+
+    @property
+    def receive(self) -> Annotated[NDArray[numpy.int64], dict(shape=(None,))]:
+        """int64 [ranks]: keys from each."""
+
+    @property
+    def most_received(self) -> int:
+        """Keys of the rank that receives most."""
+
+    @property
+    def blocks(self) -> numpy.typing.NDArray[numpy.int64]:
+        """
+        int64 [P, 5], as ops.tree_attention takes them. Segments are this rank's rows of the ancestors, and then what
+        it receives, by rank.
+        """
+
+    @property
+    def positions(self) -> Annotated[NDArray[numpy.int64], dict(shape=(None,))]:
+        """int64 [P]: of each block's first key."""
+
+class DividedPlan:
+    """A Plan whose micro-batches are divided over ranks."""
+
+    def ranges(self, micro_batch: int) -> numpy.typing.NDArray[numpy.int64]:
+        """
+        int64 [N, 3]: each range as (begin, end, rank), in the order of the tokens, which they cover.
+        """
+
+    def costs(self, micro_batch: int) -> Annotated[NDArray[numpy.float64], dict(shape=(None,))]:
+        """float64 [ranks]: of each, where a token costs 1."""
+
+    def tokens(self, micro_batch: int, rank: int) -> Annotated[NDArray[numpy.int64], dict(shape=(None,))]:
+        """int64: the tokens of a rank in the layout, ascending."""
+
+    def key_reads(self, micro_batch: int, layout: Layout, rank: int, window: int, chunk: int) -> KeyReads:
+        """
+        What attention reads on a rank with a sliding window or in chunks, 0: none. layout: of the micro-batch.
+        """
+
 def plan(forest: Forest, strategy: str, token_budget: int, costs: Costs | None, loss_mask: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)] | None) -> Plan:
     """Implements espalier.plan."""
+
+def divide(plan: Plan, ranks: int, pair_cost: float, is_contiguous: bool) -> DividedPlan:
+    """
+    Divides the micro-batches of a plan over ranks. is_contiguous: each gets one range, as recurrences want it.
+    """
 
 def restored_plan(forest: Forest, state: dict) -> Plan:
     """Restores a pickled Plan."""

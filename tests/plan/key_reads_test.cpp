@@ -29,13 +29,14 @@ struct Divided {
   Forest forest;
   std::vector<MicroBatch> batches;
   int64_t ranks;
+  Sharding sharding = Sharding::kBalanced;
   std::vector<Layout> layouts{};
   std::vector<TokenDivision> divisions{};
 
   void divide() {
     for (const MicroBatch& batch : batches) {
       layouts.push_back(make_layout(forest, batch.runs, RootRuns::kContinueContext));
-      divisions.emplace_back(layouts.back(), ranks, kPair);
+      divisions.emplace_back(layouts.back(), ranks, kPair, sharding);
     }
   }
 };
@@ -72,8 +73,8 @@ std::vector<std::vector<int64_t>> segments_of(const Divided& given, int64_t m, i
   return segments;
 }
 
-/// The first difference between what queries see within a window and their root paths, or "".
-std::string fault_of(const Divided& given, int64_t window, const Spoil& spoil = {}) {
+/// The first difference between what queries see within a window and a chunk, and their root paths, or "".
+std::string fault_of(const Divided& given, int64_t window, int64_t chunk, const Spoil& spoil = {}) {
   const ContextIndex index(given.batches);
   for (int64_t m = 0; m < std::ssize(given.batches); ++m) {
     const std::vector<ContextBlock> context = context_blocks(index, m);
@@ -86,7 +87,7 @@ std::string fault_of(const Divided& given, int64_t window, const Spoil& spoil = 
     const DividedMicroBatch divided{layout, context, given.divisions, given.divisions[m], given.ranks};
     std::vector<KeyReads> reads;
     for (int64_t rank = 0; rank < given.ranks; ++rank) {
-      reads.push_back(key_reads(divided, rank, window));
+      reads.push_back(key_reads(divided, rank, window, chunk));
       if (spoil && rank == given.ranks - 1) spoil(&reads.back());
     }
     int64_t tokens = 0;
@@ -97,7 +98,7 @@ std::string fault_of(const Divided& given, int64_t window, const Spoil& spoil = 
       for (int64_t q = 0; q < std::ssize(own); ++q) {
         const int64_t query = layout.forest_token[own[q]];
         std::multiset<int64_t> seen;
-        for (int64_t k = 0; k <= q; ++k) {  // the part's own forest
+        for (int64_t k = 0; k <= q; ++k) {  // the forest of its own tokens
           const int64_t end = given.divisions[m].before(rank, layout.subtree_end[own[k]]);
           if (q < end) seen.insert(layout.forest_token[own[k]]);
         }
@@ -113,12 +114,14 @@ std::string fault_of(const Divided& given, int64_t window, const Spoil& spoil = 
         }
         std::multiset<int64_t> expected, visible;
         const int64_t position = token_position(given.forest, query);
-        const auto in_window = [&](int64_t token) {
-          return window == 0 || position - token_position(given.forest, token) < window;
+        const auto in_reach = [&](int64_t token) {
+          const int64_t other = token_position(given.forest, token);
+          return (window == 0 || position - other < window) &&
+                 (chunk == 0 || position / chunk == other / chunk);
         };
         for (int64_t token = query; token >= 0; token = token_before(given.forest, token))
-          if (in_window(token)) expected.insert(token);
-        std::ranges::copy_if(seen, std::inserter(visible, visible.end()), in_window);
+          if (in_reach(token)) expected.insert(token);
+        std::ranges::copy_if(seen, std::inserter(visible, visible.end()), in_reach);
         if (visible != expected)
           return fmt::format("micro-batch {}, rank {}: query {} sees {} keys, expected {}", m, rank, query,
                              visible.size(), expected.size());
@@ -129,7 +132,7 @@ std::string fault_of(const Divided& given, int64_t window, const Spoil& spoil = 
   return "";
 }
 
-Divided random_case(uint64_t seed) {
+Divided random_case(uint64_t seed, Sharding sharding = Sharding::kBalanced) {
   Rng rng(test_seed(seed), 0xD171);
   Divided given{.forest = testing::forest_of(synthesize({.num_trees = rng.between(1, 3),
                                                          .depth = rng.between(1, 4),
@@ -139,7 +142,8 @@ Divided random_case(uint64_t seed) {
                                                          .duplicate = rng.uniform(),
                                                          .seed = test_seed(seed)})),
                 .batches = {},
-                .ranks = rng.between(2, 6)};
+                .ranks = rng.between(2, 6),
+                .sharding = sharding};
   given.batches = partition(given.forest, rng.between(1, given.forest.tree_tokens()), Merge::kAll);
   given.divide();
   return given;
@@ -148,35 +152,44 @@ Divided random_case(uint64_t seed) {
 TEST(KeyReads, EveryQuerySeesItsRootPathOnce) {
   for (uint64_t seed = 0; seed < seeds(300); ++seed) {
     SCOPED_TRACE(seed);
-    const Divided given = random_case(seed);
-    for (const int64_t window : {0, 1, 3, 8}) ASSERT_EQ(fault_of(given, window), "") << window;
+    const Divided given = random_case(seed, seed % 3 == 2 ? Sharding::kContiguous : Sharding::kBalanced);
+    for (const int64_t window : {0, 1, 3, 8}) {
+      for (const int64_t chunk : {0, 1, 4, 9}) {
+        ASSERT_EQ(fault_of(given, window, chunk), "") << window << " " << chunk;
+      }
+    }
   }
 }
 
 // The comparison notices keys that are left out, sent in another order, or seen by others.
 TEST(KeyReads, WrongExchangesAreNoticed) {
-  int lost = 0, swapped = 0, moved = 0, cases = 0;
+  int lost = 0, lost_in_chunks = 0, swapped = 0, moved = 0, cases = 0;
   for (uint64_t seed = 0; seed < seeds(40); ++seed) {
     const Divided given = random_case(seed);
-    const auto spoilt = [&](const Spoil& spoil) { return !fault_of(given, 0, spoil).empty(); };
-    ++cases;
-    lost += spoilt([](KeyReads* reads) {
+    const auto spoilt = [&](const Spoil& spoil, int64_t chunk = 0) {
+      return !fault_of(given, 0, chunk, spoil).empty();
+    };
+    const auto lose = [](KeyReads* reads) {
       if (reads->positions.empty()) return;
       reads->positions.pop_back();
       reads->blocks.resize(reads->blocks.size() - 5);
-    });
+    };
+    ++cases;
+    lost += spoilt(lose);
+    lost_in_chunks += spoilt(lose, 9);
     swapped += spoilt([](KeyReads* reads) { std::ranges::reverse(reads->picks.back()); });
     moved += spoilt([](KeyReads* reads) {
       for (size_t b = 4; b < reads->blocks.size(); b += 5) reads->blocks[b] -= 1;
     });
   }
   EXPECT_GT(lost, cases / 3);
+  EXPECT_GT(lost_in_chunks, cases / 5);
   EXPECT_GT(swapped, cases / 3);
   EXPECT_GT(moved, cases / 3);
 }
 
-// Only keys that a window reaches are sent.
-TEST(KeyReads, AWindowNeedsItsNeighboursAlone) {
+// Only keys that a window reaches are sent, and those of chunks that a range begins in.
+TEST(KeyReads, AWindowOrAChunkNeedsItsNeighboursAlone) {
   std::vector<int32_t> chain(400);
   std::iota(chain.begin(), chain.end(), 0);
   Csr<int32_t> rows;
@@ -186,28 +199,14 @@ TEST(KeyReads, AWindowNeedsItsNeighboursAlone) {
   given.divide();
   const DividedMicroBatch divided{given.layouts[0], {}, given.divisions, given.divisions[0], 4};
   for (int64_t rank = 0; rank < 4; ++rank) {
-    const KeyReads all = key_reads(divided, rank, 0), few = key_reads(divided, rank, 5);
-    EXPECT_LE(std::accumulate(few.receive.begin(), few.receive.end(), int64_t{0}), 4 * 4);
-    EXPECT_GE(std::accumulate(all.receive.begin(), all.receive.end(), int64_t{0}), 100);
-  }
-}
-
-// Up to where a cut moves to the beginning of a branch.
-TEST(TokenDivision, RanksHaveEqualShares) {
-  for (uint64_t seed = 0; seed < seeds(50); ++seed) {
-    SCOPED_TRACE(seed);
-    const int64_t ranks = 2 + static_cast<int64_t>(seed % 5);
-    const Forest forest = testing::forest_of(
-        synthesize({.depth = 3, .branching = 3, .node_length = 60, .seed = test_seed(seed)}));
-    const Layout layout = make_layout(forest, whole_forest(forest));
-    const TokenDivision division(layout, ranks, kPair);
-    int64_t tokens = 0;
-    for (int64_t rank = 0; rank < ranks; ++rank) {
-      const int64_t own = std::ssize(division.tokens(rank));
-      tokens += own;
-      EXPECT_NEAR(static_cast<double>(own * ranks) / static_cast<double>(layout.num_tokens()), 1, 0.15);
-    }
-    EXPECT_EQ(tokens, layout.num_tokens());
+    const auto received = [&](int64_t window, int64_t chunk) {
+      const std::vector<int64_t> counts = key_reads(divided, rank, window, chunk).receive;
+      return std::accumulate(counts.begin(), counts.end(), int64_t{0});
+    };
+    EXPECT_LE(received(5, 0), 4 * 4);
+    EXPECT_LE(received(0, 7), 4 * 6);
+    EXPECT_LE(received(5, 7), std::min(received(5, 0), received(0, 7)));
+    EXPECT_GE(received(0, 0), 100);
   }
 }
 

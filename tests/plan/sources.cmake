@@ -7,6 +7,7 @@ list(APPEND core_test_sources
   ${CMAKE_CURRENT_LIST_DIR}/context_test.cpp
   ${CMAKE_CURRENT_LIST_DIR}/cost_model_file_test.cpp
   ${CMAKE_CURRENT_LIST_DIR}/cost_model_test.cpp
+  ${CMAKE_CURRENT_LIST_DIR}/division_test.cpp
   ${CMAKE_CURRENT_LIST_DIR}/interrupt_test.cpp
   ${CMAKE_CURRENT_LIST_DIR}/key_reads_test.cpp
   ${CMAKE_CURRENT_LIST_DIR}/largest_differencing_test.cpp

@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is checked on several ranks that have parts of the same micro-batches: losses and gradients against those of one
+"""What is checked on several ranks that have shards of the same micro-batches: losses and gradients against those of one
 process, each row alone, and that what is broken on purpose is not exact."""
 
 import contextlib
 import functools
 import os
 import time
+from types import SimpleNamespace
 from unittest import mock
 
 import torch
@@ -85,6 +86,12 @@ def cases(every):
 def heads_apart():
     """Inside, every key head is exchanged by itself, so that attention runs meanwhile."""
     return mock.patch.object(exchange, "LEAST_BYTES", 0)
+
+
+def copied(reads):
+    """KeyReads that may be changed."""
+    names = "picks", "order", "send", "receive", "most_received", "blocks", "positions"
+    return SimpleNamespace(**{name: getattr(reads, name) for name in names})
 
 
 def check_matrix(rank, context):
@@ -285,21 +292,21 @@ def what_is_broken(rank):
         return worst_error(by_step(ranks, model, SHAPES["deep"]())[:2], expected("qwen3_5", "deep"))
 
     assert error() <= EXACT
-    with_states, blocks, backwards = schedule._with_states, division.Division._blocks, exchange.Route.backwards
+    with_states, keys, backwards = schedule._with_states, division.Division.keys, exchange.Route.backwards
 
     def wrong_child(tokens, prev, read):
         found = with_states(tokens, prev, read)
         found[found < -1] = -2 - (-2 - found[found < -1] + 1) % max(len(read), 1)
         return found
 
-    def siblings(self, batch):
-        table = blocks(self, batch)
-        table.query_end[:] = self.layout(batch).num_tokens
-        return table
+    def siblings(self, batch, *limits):
+        reads = copied(keys(self, batch, *limits))
+        reads.blocks[:, 4] = self.shard(batch).num_tokens
+        return reads
 
     with mock.patch.object(schedule, "_with_states", wrong_child):
         assert error() > 1e-4
-    with mock.patch.object(division.Division, "_blocks", siblings):
+    with mock.patch.object(division.Division, "keys", siblings):
         assert error() > 1e-4
     with mock.patch.object(exchange.Route, "backwards", lambda of, rows: backwards(of, 2 * rows)):
         assert error() > 1e-4

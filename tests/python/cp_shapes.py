@@ -60,16 +60,16 @@ def conversations():
     return rows
 
 
-def random_trees(seed):
-    """Of up to thirteen rows, each of which branches off another one."""
+def random_trees(seed, most=12):
+    """Of up to thirteen rows, each of which branches off another one; the first has so many tokens at most."""
 
     def rows():
         rng = random.Random(seed_of(seed))
         tokens = lambda most: [rng.randrange(61) for _ in range(rng.randint(1, most))]
-        found = [tokens(12)]
+        found = [tokens(most)]
         for _ in range(rng.randint(3, 12)):
             row = rng.choice(found)
-            found.append(row[: rng.randint(0, len(row))] + tokens(9))
+            found.append(row[: rng.randint(0, len(row))] + tokens(most * 3 // 4))
         return found
 
     return rows

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ranks that have parts of the same micro-batches: two and four of them over Gloo, which run the checks of cp_checks.py, and up
-to 64 simulated ones, whose parts, blocks and exchanges are compared with what tokens see. `--long` takes every shape for every
+"""Ranks that have shards of the same micro-batches: two and four of them over Gloo, which run the checks of cp_checks.py, and up
+to 64 simulated ones, whose shards, blocks and exchanges are compared with what tokens see. `--long` takes every shape for every
 family."""
 
 import functools
@@ -12,16 +12,19 @@ import pytest
 import torch
 
 import espalier
-from cp_shapes import SHAPES
+from conftest import seed_of
+from cp_shapes import SHAPES, random_trees
 from rank_processes import check_passed, names_and_ranks, outcomes
 
 pytest.importorskip("transformers")
 cp_checks = pytest.importorskip("cp_checks")
-from espalier.step.cutting import OF_A_DECODER, cost_of_pair, cut  # noqa: E402
-from espalier.step.division import Division  # noqa: E402
+from espalier.hf.exchange import Swap  # noqa: E402
+from espalier.native import core  # noqa: E402
+from espalier.step.division import Division, pair_cost  # noqa: E402
 from espalier.step.plan import StepPlan  # noqa: E402
 
 RANKS = [3, 8, 64]
+PAIR = 1e-2  # what a visible pair costs, in tokens
 
 
 @pytest.fixture(scope="module")
@@ -34,41 +37,20 @@ def test_on_ranks(found, name, ranks):
     check_passed(found, name, ranks)
 
 
-class Remembering(Division):
-    """Divisions of all ranks compute what follows from the plan alone once."""
-
-    def __init__(self, known, *args):
-        super().__init__(*args)
-        self._known = known
-
-    def _blocks(self, batch):
-        return self._remembered(super()._blocks, batch)
-
-    def _wanted(self, batch, table, rank, window, chunk):
-        return self._remembered(lambda *_: super(Remembering, self)._wanted(batch, table, rank, window, chunk), batch, rank, window, chunk)
-
-    def _remembered(self, function, *args):
-        key = (function.__name__, len(args), *args)
-        if key not in self._known:
-            self._known[key] = function(*args)
-        return self._known[key]
-
-
 class Simulated:
     """All ranks of a group on one plan. Rows are tokens of the forest, by their numbers there."""
 
-    def __init__(self, rows, ranks, budget, parts_of_rank):
+    def __init__(self, rows, ranks, budget, is_contiguous):
         self.forest = espalier.build(rows)
         plan = StepPlan(espalier.plan(self.forest, token_budget=budget, strategy="partition"))
         self.plan, self.whole = plan, self.forest.layout()
-        known = {}
-        self.divisions = [Remembering(known, plan, rank, ranks, parts_of_rank, 1e-2) for rank in range(ranks)]
+        self.divisions = [Division(plan, rank, ranks, PAIR, is_contiguous) for rank in range(ranks)]
         self.left = {}  # what ranks have left of each micro-batch
 
     def numbers(self, batch, division):
-        """Of the part of a rank; none where it has a stand-in."""
-        part = division.part(batch)
-        return self.plan.layout(batch).forest_token[part.tokens[:0] if part.is_stand_in else part.tokens]
+        """Of the shard of a rank; none where it has a stand-in."""
+        shard = division.shard(batch)
+        return self.plan.layout(batch).forest_token[shard.tokens[:0] if shard.is_stand_in else shard.tokens]
 
     @staticmethod
     def exchanged(swaps, sources):
@@ -76,7 +58,7 @@ class Simulated:
         sent = []
         for swap, of_rank in zip(swaps, sources):
             rows = [row for pick, source in zip(swap.picks, of_rank) for row in [source[place] for place in pick]]
-            rows = rows if swap.order is None else [rows[place] for place in swap.order]
+            rows = [rows[place] for place in swap.order] if len(swap.order) else rows
             assert sum(swap.send) == len(rows)
             bounds = np.cumsum([0, *swap.send])
             sent.append([rows[begin:end] for begin, end in itertools.pairwise(bounds)])
@@ -96,11 +78,12 @@ def check_keys(of, batch, window, chunk):
     """Each query sees what it should, once, and nothing is sent that no query of the receiver sees."""
     held = [[of.numbers(ancestor, division) for ancestor in (*of.plan.context(batch).ancestors, batch)] for division in of.divisions]
     reads = [division.keys(batch, window, chunk) for division in of.divisions]
-    received = of.exchanged([read.swap for read in reads], held)
+    swaps = [Swap(read.picks, read.order, read.send, read.receive, read.most_received) for read in reads]
+    received = of.exchanged(swaps, held)
     for division, own, read, more in zip(of.divisions, held, reads, received):
-        part, tokens, seen = division.part(batch), own[-1], []
+        shard, tokens, seen = division.shard(batch), own[-1], []
         for query in range(len(tokens)):
-            seen += [(tokens[query], tokens[key]) for key in range(query + 1) if query < part.subtree_end[key]]
+            seen += [(tokens[query], tokens[key]) for key in range(query + 1) if query < shard.subtree_end[key]]
         segments = [*own[:-1], np.array(more, np.int64)]
         for (segment, begin, end, first, last), position in zip(read.blocks, read.positions):
             keys = segments[segment][begin:end]
@@ -164,16 +147,19 @@ def paths_along(prev, tokens, states):
 
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("ranks", RANKS)
-def test_parts(shape, ranks):
-    """Every token is in one part, sees what it should, and has the state of its path."""
+def test_shards(shape, ranks):
+    """Every token is in one shard, sees what it should, and has the state of its path."""
     rows = SHAPES[shape]()
     for budget in (10**6, 9) if ranks < 64 else (10**6,):
-        of = Simulated(rows, ranks, budget, parts_of_rank=4 if budget == 9 else 1)
+        of = Simulated(rows, ranks, budget, is_contiguous=budget != 9)
         tokens = [number for batch in of.plan.running for division in of.divisions for number in of.numbers(batch, division)]
         assert sorted(tokens) == list(range(of.forest.tree_tokens))
         assert len({division.digest() for division in of.divisions}) == 1
+        costs = np.array([[(1 + PAIR * (of.whole.position_ids[of.numbers(batch, division)] + 1)).sum() for division in of.divisions]
+                          for batch in of.plan.running])  # fmt: skip
+        assert of.divisions[0].imbalance() == pytest.approx(costs.max(1).sum() / costs.mean(1).sum() - 1)
         for batch in of.plan.running:
-            for window, chunk in (0, 0), (4, 0), (0, 5):
+            for window, chunk in (0, 0), (4, 0), (0, 5), (4, 5):
                 check_keys(of, batch, window, chunk)
             check_states(of, batch)
         terms = [division.terms(batch) for batch in of.plan.running for division in of.divisions]
@@ -182,9 +168,9 @@ def test_parts(shape, ranks):
 
 def test_what_the_simulation_finds():
     """Negative controls: a query that does not see a block, states that nobody continues."""
-    of = Simulated(SHAPES["deep"](), 4, 10**6, 1)
+    of = Simulated(SHAPES["deep"](), 4, 10**6, is_contiguous=True)
     (batch,) = of.plan.running
-    keys = of.divisions[2].keys(batch, 0, 0)
+    keys = cp_checks.copied(of.divisions[2].keys(batch, 0, 0))
     keys.blocks[0, 4] -= 1
     with pytest.MonkeyPatch.context() as patch, pytest.raises(AssertionError):
         patch.setattr(of.divisions[2], "keys", lambda *_: keys)
@@ -208,32 +194,52 @@ def test_groups_of_heads(heads, rows, groups):
     assert cp_checks.exchange.Route.head_groups(SimpleNamespace(most=rows), key, value) == groups
 
 
-def test_balance():
-    """Costs of ranks are about equal, also where pairs cost more than tokens; with four parts of each rank, tokens are, too."""
-    rng = np.random.default_rng(5)
-    for pair in 0.0, OF_A_DECODER, 1e-2:
-        for positions in np.arange(20000), np.concatenate([np.arange(begin, begin + 400) for begin in rng.integers(0, 3000, 50)]):
-            branches = np.flatnonzero(np.diff(positions, prepend=-9) != 1)
-            for ranks in 2, 8, 64:
-                found = cut(positions, branches, ranks, 4, pair)
-                assert found.costs.max() <= 1.1 * found.costs.mean()
-                tokens = np.bincount(found.ranks, np.diff(found.begin), ranks)
-                assert tokens.max() <= 1.05 * tokens.mean()
-                alone = cut(positions, branches, ranks, 1, pair)
-                assert (np.diff(alone.ranks) == 1).all() and alone.costs.max() <= 1.1 * alone.costs.mean()
+def llama(**sizes):
+    import transformers
 
-
-def test_cuts_are_where_branches_begin():
-    positions = np.concatenate([np.arange(100), *[np.arange(100, 200)] * 9])
-    found = cut(positions, np.arange(100, 1000, 100), 10, 1, 0.0)
-    assert found.begin.tolist() == list(range(0, 1001, 100))
-    assert cut(np.arange(3), np.zeros(0, np.int64), 8, 4, 0.0).begin.tolist() == [0, 1, 2, 3]
+    return transformers.LlamaConfig(**dict(vocab_size=97, hidden_size=32, intermediate_size=48, num_hidden_layers=2,
+                                           num_attention_heads=4, num_key_value_heads=2) | sizes)  # fmt: skip
 
 
 def test_what_a_pair_costs():
     import transformers
 
-    of = lambda length: cost_of_pair(transformers.LlamaConfig(
-        vocab_size=97, hidden_size=256, intermediate_size=length, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2))
+    of = lambda length: pair_cost(llama(hidden_size=256, intermediate_size=length), "cpu")
     assert 0 < of(2048) < of(512) < 0.01
-    assert cost_of_pair(transformers.GPT2Config()) == OF_A_DECODER
+    assert pair_cost(transformers.GPT2Config(), "cuda") == core.pair_cost(None) == pytest.approx(2e-4, rel=0.5)
+
+
+def differing(run, plan, ranks, pair, is_contiguous=False):
+    """Micro-batches that espalier.Step does not divide as the C++ trainer does with these costs."""
+    divided = core.divide(plan, ranks, pair, is_contiguous)
+    groups = [SimpleNamespace(rank=rank, size=ranks) for rank in range(ranks)]
+    divisions = [run._divided_over(group).division for group in groups]
+    found = []
+    for batch in range(len(plan)):
+        shards = [divided.tokens(batch, rank) for rank in range(ranks)]
+        assert sorted(np.concatenate(shards)) == list(range(plan[batch].num_tokens))
+        if any(not np.array_equal(division.tokens(batch), shard) for division, shard in zip(divisions, shards)):
+            found.append(batch)
+    return found
+
+
+def test_both_trainers_divide_alike(tmp_path):
+    """On random forests. Negative controls: costs without pairs, and the division of recurrent models."""
+    import transformers
+
+    print(f"seed {seed_of(31)}")
+    model = transformers.LlamaForCausalLM(llama(max_position_embeddings=4096))
+    model.config.save_pretrained(tmp_path)
+    pair = core.pair_cost(core.costs(tmp_path, "cpu", None))  # as `espalier train` reads the model
+    wrong = {"no pairs": 0, "contiguous": 0}
+    for number in range(12):
+        rows = SHAPES["deep"]() if number == 0 else random_trees(31 + number, most=400)()
+        forest = espalier.build(rows)
+        budget = max(1, forest.tree_tokens // (1 + number % 3))
+        plan = espalier.plan(forest, token_budget=budget, strategy="partition")
+        run = espalier.Step(model, plan)
+        for ranks in 2, 3, 8:
+            assert differing(run, plan, ranks, pair) == [], (seed_of(31 + number), ranks)
+            wrong["no pairs"] += len(differing(run, plan, ranks, 0.0))
+            wrong["contiguous"] += len(differing(run, plan, ranks, pair, is_contiguous=True))
+    assert min(wrong.values()) > 10, (seed_of(31), wrong)

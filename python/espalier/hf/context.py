@@ -4,7 +4,8 @@
 import contextlib
 import copy
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Protocol, TypeAlias
+from dataclasses import dataclass
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -13,19 +14,18 @@ from torch import Tensor
 
 from ..errors import Unsupported
 from ..trees import Layout
-from .run import Contexts, TreeRun
+from .run import Contexts, Shard, TreeRun
 
 Left: TypeAlias = dict[tuple[int, str], Tensor]  # what layers leave, by layer and name
 
 
-class Reads(Protocol):
-    """What a run reads of its ancestors, as step.plan.ContextReads has it."""
+@dataclass(frozen=True)
+class ContextReads:
+    """What one micro-batch reads of its ancestors."""
 
-    @property
-    def blocks(self) -> NDArray[np.int64]: ...
-
-    @property
-    def positions(self) -> NDArray[np.int64]: ...
+    ancestors: tuple[int, ...]  # micro-batches, ascending
+    blocks: NDArray[np.int64]  # [P, 5], as ops.tree_attention has them; segment s is ancestors[s]
+    positions: NDArray[np.int64]  # [P]: of each block's first key
 
 
 class Frame:
@@ -74,8 +74,9 @@ class ContextRun(TreeRun):
     ends     [C] int64 on the CPU: tokens after which others continue; None where nobody reads this micro-batch
     """
 
-    def __init__(self, layout: Layout, device: torch.device, backend: str, *, prev: NDArray[np.int32], reads: Reads | None,
-                 frames: Sequence[Frame], parent: Frame | None, ends: NDArray[np.int64] | None) -> None:  # fmt: skip
+    def __init__(self, layout: Layout | Shard, device: torch.device, backend: str, *, prev: NDArray[np.int32],
+                 reads: ContextReads | None, frames: Sequence[Frame], parent: Frame | None,
+                 ends: NDArray[np.int64] | None) -> None:  # fmt: skip
         super().__init__(layout, device, backend)
         self.prev = torch.from_numpy(prev)
         self.ends = None if ends is None else torch.from_numpy(ends)

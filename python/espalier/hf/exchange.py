@@ -3,7 +3,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -14,26 +14,30 @@ from torch import Tensor
 from ..rank_group import RankGroup
 
 
-class Swap(Protocol):
-    """What is exchanged, as step.division.Swap has it."""
+Integers = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Swap:
+    """One exchange of rows between all ranks of a group, R of them, as one of them sees it.
+
+    picks     for each source int64: which of its rows other ranks get, by receiver
+    order     int64: the picked rows of all sources by receiver; empty where they are in this order
+    send      [R] rows for each rank
+    receive   [R] rows from each rank
+    most      rows of the rank that receives most
+    """
+
+    picks: Sequence[Integers]
+    order: Integers
+    send: Integers
+    receive: Integers
+    most: int
 
     @property
-    def picks(self) -> tuple[NDArray[np.int64], ...]: ...
-
-    @property
-    def order(self) -> NDArray[np.int64] | None: ...
-
-    @property
-    def send(self) -> tuple[int, ...]: ...
-
-    @property
-    def receive(self) -> tuple[int, ...]: ...
-
-    @property
-    def is_needed(self) -> bool: ...
-
-    @property
-    def most(self) -> int: ...
+    def is_needed(self) -> bool:
+        """Whether any rank gets any."""
+        return self.most > 0
 
 
 class Route:
@@ -41,9 +45,9 @@ class Route:
 
     def __init__(self, swap: Swap, ranks: RankGroup, device: torch.device) -> None:
         self.ranks, self.is_needed, self.most = ranks, swap.is_needed, swap.most
-        self.send, self.receive = list(swap.send), list(swap.receive)
+        self.send, self.receive = swap.send.tolist(), swap.receive.tolist()
         self.picks = [torch.from_numpy(pick).to(device) for pick in swap.picks]
-        self.order = None if swap.order is None else torch.from_numpy(swap.order).to(device)
+        self.order = torch.from_numpy(swap.order).to(device) if len(swap.order) else None
 
     def forwards(self, rows: Tensor) -> "Transfer":
         return self._started(rows, self.send, self.receive)

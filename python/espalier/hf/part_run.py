@@ -1,96 +1,93 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A rank's part of a micro-batch on its way through a model: in every layer it reads what others have computed there."""
+"""A rank's shard of a micro-batch on its way through a model: in every layer it reads what others have computed there."""
 
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from ..native import core
 from ..rank_group import RankGroup
-from ..trees import Layout
 from .asked_attention import in_groups
 from .context import ContextRun, Frame
-from .exchange import Exchange, Route, Swap
+from .exchange import Exchange, Integers, Route, Swap
 from .recurrence import Recurrence
-from .run import Contexts
-
-Integers = NDArray[np.int64]
+from .run import Contexts, Shard
 
 
-class Scan(Protocol):
-    """As step.schedule.Scan has it."""
+@dataclass(frozen=True)
+class First:
+    """The tokens that other ranks continue, and those before them on this rank.
 
-    @property
-    def from_parent(self) -> Swap | None: ...
+    tokens   [N] int64 ascending, in the shard
+    prev     [N] int32: among these; -1 at a root, and where a path comes from another rank; -2 - n where a token continues the
+             state n of the parent
+    open     [N] int32: likewise, but -2 where a path comes from another rank, and -1 at all other beginnings
+    ends     [E] int64: those of the tokens that others continue
+    """
 
-    @property
-    def own(self) -> Integers: ...
-
-    @property
-    def first(self) -> Any: ...
-
-    @property
-    def swap(self) -> Swap | None: ...
-
-    @property
-    def kept(self) -> Integers: ...
-
-    @property
-    def levels(self) -> Sequence[tuple[Integers, Integers]]: ...
-
-    @property
-    def entering(self) -> Integers: ...
-
-    @property
-    def prev(self) -> NDArray[np.int32]: ...
-
-    @property
-    def ends(self) -> Integers: ...
+    tokens: Integers
+    prev: NDArray[np.int32]
+    open: NDArray[np.int32]
+    ends: Integers
 
 
-class KeyReads(Protocol):
-    """As step.division.KeyReads has it."""
+@dataclass(frozen=True)
+class Scan:
+    """What one rank does.
 
-    @property
-    def swap(self) -> Swap: ...
+    from_parent  swap of the states of the parent's frame; None without a parent
+    own          int64: rows of that frame that it reads itself; states are these, and then what is received
+    first        what it computes first
+    swap         of A and B of the `ends` of `first`; None where no rank continues another
+    kept         int64: which rows of this rank are needed; known are these, and then what is received
+    levels       [(which, before)] int64 each: in this order, what is known at `which` goes on from the states at `before`
+    entering     int64: which of the known states its tokens continue, after those of the parent
+    prev         [T] int32 of the shard: -2 - n where a token continues the state n
+    ends         [C] int64: the tokens of the shard whose states go to the frame
+    """
 
-    @property
-    def blocks(self) -> Integers: ...
-
-    @property
-    def positions(self) -> Integers: ...
+    from_parent: Swap | None
+    own: Integers
+    first: First
+    swap: Swap | None
+    kept: Integers
+    levels: list[tuple[Integers, Integers]]
+    entering: Integers
+    prev: NDArray[np.int32]
+    ends: Integers
 
 
 @dataclass(frozen=True)
 class PartPlan:
     """What a PartRun is made of, as step.division.Division has it for a micro-batch.
 
-    part    a step.division.Part, which has what layers ask of a Layout
+    shard   what this rank has of it
     keys    what attention reads, by window and chunk
     scan    of recurrences
-    group   the ranks that have the other parts
+    group   the ranks that have the other shards
     """
 
-    part: Any
-    keys: Callable[[int, int], KeyReads]
+    shard: Shard
+    keys: Callable[[int, int], core.KeyReads]
     scan: Callable[[], Scan]
     group: RankGroup
 
 
 class PartRun(ContextRun):
-    """A ContextRun of one part. `frames` and `parent` are those of this rank, whose rows other ranks read as well."""
+    """A ContextRun of one shard. `frames` and `parent` are those of this rank, whose rows other ranks read as well."""
 
     def __init__(self, plan: PartPlan, device: torch.device, backend: str, *, frames: Sequence[Frame], parent: Frame | None,
                  is_read: bool) -> None:  # fmt: skip
-        layout: Layout = plan.part
-        super().__init__(layout, device, backend, prev=plan.part.prev, reads=None, frames=frames, parent=parent,
+        shard = plan.shard
+        super().__init__(shard, device, backend, prev=shard.prev, reads=None, frames=frames, parent=parent,
                          ends=np.zeros(0, np.int64) if is_read else None)  # fmt: skip
-        self.longest = plan.part.longest
+        self.longest = shard.longest
         self._plan, self._device = plan, device
         self._keys: dict[tuple[int, int], tuple[Route, Tensor, Tensor]] = {}
         self._scans: list[_ScanTensors] = []  # one, once a layer has asked for it
@@ -103,7 +100,8 @@ class PartRun(ContextRun):
     def attention_contexts(self, key: Tensor, value: Tensor, window: int, chunk: int) -> Contexts:
         if (window, chunk) not in self._keys:
             reads = self._plan.keys(window, chunk)
-            self._keys[window, chunk] = (Route(reads.swap, self._plan.group, self._device), torch.from_numpy(reads.blocks),
+            swap = Swap(reads.picks, reads.order, reads.send, reads.receive, reads.most_received)
+            self._keys[window, chunk] = (Route(swap, self._plan.group, self._device), torch.from_numpy(reads.blocks),
                                          torch.from_numpy(reads.positions))  # fmt: skip
         route, blocks, positions = self._keys[window, chunk]
         keys, values = ([self._left_by(frame, name) for frame in self._frames] for name in ("key", "value"))

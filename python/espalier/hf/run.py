@@ -2,9 +2,12 @@
 """A forest on its way through a model."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from ..trees import Layout
@@ -14,6 +17,33 @@ from .recurrence import Recurrence
 
 
 Contexts: TypeAlias = Sequence[Callable[[], dict[str, Any]]]
+
+
+@dataclass(frozen=True)
+class Shard:
+    """What one rank has of the tokens of a micro-batch, T of them, as a forest. A rank without any has a stand-in:
+    a copy of the first token that sees nothing, and that nobody sees.
+
+    tokens       [T] int64 ascending: their numbers in the micro-batch
+    position_ids [T] int32
+    subtree_end  [T] int32: among the tokens of the shard
+    prev         [T] int32: likewise, -1 where the token before is elsewhere or nowhere
+    input_ids    [T]
+    longest      positions of the deepest token of the whole micro-batch and all before it
+    is_stand_in  whether it is one
+    """
+
+    tokens: NDArray[np.int64]
+    position_ids: NDArray[np.int32]
+    subtree_end: NDArray[np.int32]
+    prev: NDArray[np.int32]
+    input_ids: NDArray[np.int32]
+    longest: int
+    is_stand_in: bool
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.tokens)
 
 
 class TreeRun:
@@ -32,7 +62,7 @@ class TreeRun:
                            Tensors, which compiled layers count in as well
     """
 
-    def __init__(self, layout: Layout, device: torch.device, backend: str) -> None:
+    def __init__(self, layout: Layout | Shard, device: torch.device, backend: str) -> None:
         self.backend = backend
         self.num_tokens = layout.num_tokens
         self.subtree_end = torch.tensor(layout.subtree_end, device=device)
@@ -52,7 +82,7 @@ class TreeRun:
 
     @property
     def turn(self) -> Tensor | None:
-        """What to run backward with a gradient of zero, so that all ranks run the exchanges of a part (part_run.py)."""
+        """What to run backward with a gradient of zero, so that all ranks run the exchanges of a micro-batch (part_run.py)."""
         return None
 
     def in_chunks(self, size: int) -> Chunks:

@@ -39,7 +39,7 @@ class StepTerms:
 
 @dataclass(frozen=True)
 class Divided:
-    """Micro-batches that the ranks of a group run together, each its part."""
+    """Micro-batches that the ranks of a group run together, each its shard."""
 
     division: Division
     group: RankGroup
@@ -248,18 +248,18 @@ class Pass:
         return run, layout.input_ids
 
     def _part(self, divided: Divided, index: int, has_readers: bool) -> tuple[ContextRun, NDArray[np.int32]]:
-        """The same for this rank's part of it."""
+        """The same for this rank's shard of it."""
         division, plan = divided.division, self._plan
-        part = division.part(index)
-        planned = PartPlan(part, functools.partial(division.keys, index), functools.partial(division.scan, index),
+        shard = division.shard(index)
+        planned = PartPlan(shard, functools.partial(division.keys, index), functools.partial(division.scan, index),
                            divided.group)  # fmt: skip
         run = PartRun(
             planned, self._model.device, self._model.backend, parent=self.frames.get(plan.parent[index]), is_read=has_readers,
             frames=[self.frames[ancestor] for ancestor in plan.context(index).ancestors])  # fmt: skip
         if self._routes is not None:
             all_routes = self._routes.of(plan.layout(index))
-            run.routes = all_routes[:, torch.from_numpy(part.tokens)].to(self._model.device)
-        return run, part.input_ids
+            run.routes = all_routes[:, torch.from_numpy(shard.tokens)].to(self._model.device)
+        return run, shard.input_ids
 
     def _backward(self, opened: "_Opened") -> None:
         """Backward from the loss and from the gradients that descendants have left in the frame."""

@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ..hf.context import ContextReads
+from ..native import core
 from ..rows.loss_masks import flat_loss_mask
 from ..trees import Layout, Plan
 
@@ -27,15 +29,6 @@ class Terms:
     sources: Integers  # [S] ascending: the tokens of the layout that predict
     edge_row: Integers  # [E] ascending: which of the sources predicts
     edge_target: Integers  # [E] the id that is predicted
-
-
-@dataclass(frozen=True)
-class ContextReads:
-    """What one micro-batch reads of its ancestors."""
-
-    ancestors: tuple[int, ...]  # micro-batches, ascending
-    blocks: Integers  # [P, 5] int64, as ops.tree_attention has them; segment s is ancestors[s]
-    positions: Integers  # [P] int64: of each block's first key
 
 
 class StepPlan:
@@ -58,7 +51,7 @@ class StepPlan:
     Raises InputError for masks that do not fit."""
 
     def __init__(self, plan: Plan, loss_mask: Any = None) -> None:
-        self._batches = [plan[index] for index in range(len(plan))]
+        self._plan, self._batches = plan, list(plan)
         self.parent = [batch.parent for batch in self._batches]
         parts = [_Parts(batch.layout()) for batch in self._batches]
         self.offsets = _row_offsets(parts)
@@ -84,6 +77,10 @@ class StepPlan:
 
     def layout(self, batch: int) -> Layout:
         return self._batches[batch].layout()
+
+    def divide(self, ranks: int, pair_cost: float, is_contiguous: bool) -> core.DividedPlan:
+        """The micro-batches over ranks, as core.divide has it."""
+        return core.divide(self._plan, ranks, pair_cost, is_contiguous)
 
     def children(self, batch: int) -> list[int]:
         """Those that run and continue runs of `batch`."""

@@ -3,7 +3,7 @@
 
 States of a recurrence are S' = A S + B along a path. Where paths cross ranks, each rank first computes A and B of what others
 continue, as if nothing came before; ranks exchange these once, and find by them the states with which their own tokens begin.
-So no rank waits for the recurrences of another (a scan over parts).
+So no rank waits for the recurrences of another (a scan over shards).
 """
 
 from dataclasses import dataclass
@@ -11,12 +11,15 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from .swap import NOTHING, Integers, OnRanks, Swap, swap_to
+from ..hf.exchange import Integers, Swap
+from ..hf.part_run import First, Scan
+
+NOTHING: Integers = np.zeros(0, np.int64)
 
 
 @dataclass(frozen=True)
 class Pieces:
-    """Runs of a micro-batch as its parts cut them: N pieces of consecutive tokens on one path, each on one rank.
+    """Runs of a micro-batch as its shards cut them: N pieces of consecutive tokens on one path, each on one rank.
 
     begin, end  [N] int64 ascending
     rank        [N] int64
@@ -34,46 +37,27 @@ class Pieces:
 
 
 @dataclass(frozen=True)
-class First:
-    """The tokens that other ranks continue, and those before them on this rank.
+class OnRanks:
+    """Things by their numbers, each on a rank: int64 [N] both. Those of one rank are its rows, in this order."""
 
-    tokens   [N] int64 ascending, in the part
-    prev     [N] int32: among these; -1 at a root, and where a path comes from another rank; -2 - n where a token continues the
-             state n of the parent
-    open     [N] int32: likewise, but -2 where a path comes from another rank, and -1 at all other beginnings
-    ends     [E] int64: those of the tokens that others continue
-    """
+    numbers: Integers
+    ranks: Integers
 
-    tokens: Integers
-    prev: NDArray[np.int32]
-    open: NDArray[np.int32]
-    ends: Integers
+    def at(self, which: NDArray[np.bool_] | Integers) -> "OnRanks":
+        return OnRanks(self.numbers[which], self.ranks[which])
 
+    def rows(self) -> Integers:
+        """Which row of its rank each is."""
+        order = np.argsort(self.ranks, kind="stable")
+        ranks = self.ranks[order]
+        found = np.empty(len(ranks), np.int64)
+        found[order] = np.arange(len(ranks)) - np.searchsorted(ranks, ranks)
+        return found
 
-@dataclass(frozen=True)
-class Scan:
-    """What one rank does.
-
-    from_parent  swap of the states of the parent's frame; None without a parent
-    own          int64: rows of that frame that it reads itself; states are these, and then what is received
-    first        what it computes first
-    swap         of A and B of the `ends` of `first`; None where no rank continues another
-    kept         int64: which rows of this rank are needed; known are these, and then what is received
-    levels       [(which, before)] int64 each: in this order, what is known at `which` goes on from the states at `before`
-    entering     int64: which of the known states its tokens continue, after those of the parent
-    prev         [T] int32 of the part: -2 - n where a token continues the state n
-    ends         [C] int64: the tokens of the part whose states go to the frame
-    """
-
-    from_parent: Swap | None
-    own: Integers
-    first: First
-    swap: Swap | None
-    kept: Integers
-    levels: list[tuple[Integers, Integers]]
-    entering: Integers
-    prev: NDArray[np.int32]
-    ends: Integers
+    def find(self, numbers: Integers) -> Integers:
+        """The places of numbers that are there, once."""
+        order = np.argsort(self.numbers, kind="stable")
+        return order[np.searchsorted(self.numbers[order], numbers)]
 
 
 class Schedule:
@@ -95,7 +79,7 @@ class Schedule:
         self._starts, self._known = starts[rank], [self._all_before(tokens) for tokens in starts]
 
     def scan(self, tokens: Integers, prev: Integers) -> Scan:
-        """tokens [T]: of the rank's part, ascending; prev: the tokens before them, as Pieces has them."""
+        """tokens [T]: of the rank's shard, ascending; prev: the tokens before them, as Pieces has them."""
         from_parent, own, parent_reads = self._from_parent()
         held = self._sent.at(self._sent.ranks == self._rank).numbers
         swap, kept, known = self._summaries(held)
@@ -160,6 +144,19 @@ class Schedule:
         mine = is_own & (ranks == self._rank)
         swap, received = swap_to(OnRanks(numbers[~is_own], ranks[~is_own]), self._before, self._rank, self._ranks)
         return swap, self._before.rows()[places[mine]], -2 - np.concatenate([numbers[mine], received])
+
+
+def swap_to(wanted: OnRanks, held: OnRanks, rank: int, ranks: int) -> tuple[Swap, Integers]:
+    """(Swap of rows that are held to the ranks that want them, numbers of what this rank receives, in that order). wanted: by
+    rank, and on other ranks than that which holds them."""
+    places = held.find(wanted.numbers)
+    owners, rows = held.ranks[places], held.rows()[places]
+    counts = np.zeros((ranks, ranks), np.int64)
+    np.add.at(counts, (wanted.ranks, owners), 1)
+    to_us = np.flatnonzero(wanted.ranks == rank)
+    received = wanted.numbers[to_us[np.argsort(owners[to_us], kind="stable")]]
+    swap = Swap((rows[owners == rank],), NOTHING, counts[:, rank], counts[rank], int(counts.sum(1).max(initial=0)))
+    return swap, received
 
 
 def left_of(pieces: Pieces, ends: Integers) -> OnRanks:

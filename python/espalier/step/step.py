@@ -14,14 +14,10 @@ from ..hf.micro_batch import MicroBatchModel
 from ..hf.run import Expand
 from ..rank_group import RankGroup
 from ..trees import Plan
-from .cutting import cost_of_pair
-from .division import Division
+from .division import Division, pair_cost
 from .passes import Divided, Pass, StepBatch, StepTerms
 from .plan import StepPlan
 from .routes import StepRoutes
-
-
-PARTS_OF_ATTENTION = 4  # of a micro-batch for each rank: parts that cost much for their tokens, and such that cost little
 
 
 class Step:
@@ -119,11 +115,11 @@ class Step:
                 self._end(current)
 
     def _divided_over(self, group: RankGroup) -> Divided:
-        """What a step of espalier.distributed.Ranks sets as `_divided` while it lasts: loops run this rank's parts of the
+        """What a step of espalier.distributed.Ranks sets as `_divided` while it lasts: loops run this rank's shards of the
         micro-batches then."""
         self._model.check_dividing()
-        parts_of_rank = 1 if self._model.is_recurrent else PARTS_OF_ATTENTION
-        division = Division(self._plan, group.rank, group.size, parts_of_rank, cost_of_pair(self._model.inner.config))
+        pair = pair_cost(self._model.inner.config, self._model.device.type)
+        division = Division(self._plan, group.rank, group.size, pair, self._model.is_recurrent)
         return Divided(division, group, self._recompute)
 
     def _end(self, current: Pass) -> None:

@@ -65,14 +65,17 @@ std::string digest_of(const Step& whole, const std::vector<std::vector<int64_t>>
 void divide_micro_batches(const StepOptions& options, Step* step) {
   step->context_group = options.context_group;
   const TimeModel time = options.costs == nullptr ? common_costs().time : options.costs->time;
-  const double pair = pair_cost(time);
+  step->divisions =
+      token_divisions(step->forest, step->plan.micro_batches, options.context_group->size(), pair_cost(time));
   Hasher hasher;
-  for (const MicroBatch& micro_batch : step->plan.micro_batches) {
-    const Layout layout = make_micro_batch_layout(step->forest, micro_batch);
-    const TokenDivision& division = step->divisions.emplace_back(layout, options.context_group->size(), pair);
-    hasher.add_values(std::span<const int32_t>(layout.input_ids));
-    for (const TokenPart& part : division.parts()) {
-      hasher.add_values(std::span<const int64_t>({micro_batch.parent, part.begin, part.rank}));
+  hasher.add_values(std::span<const int32_t>(step->forest.tokens));
+  for (size_t m = 0; m < step->divisions.size(); ++m) {
+    const MicroBatch& micro_batch = step->plan.micro_batches[m];
+    for (const Run& run : micro_batch.runs) {
+      hasher.add_values(std::span<const int64_t>({micro_batch.parent, run.begin, run.end, run.parent}));
+    }
+    for (const TokenRange& range : step->divisions[m].ranges()) {
+      hasher.add_values(std::span<const int64_t>({range.begin, range.rank}));
     }
   }
   step->divisions_digest = hasher.digits();

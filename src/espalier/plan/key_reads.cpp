@@ -59,21 +59,24 @@ AllKeys all_keys(const DividedMicroBatch& batch) {
 
 /// What a rank reads, by owner: keys by their numbers on their owner, queries by those on the reader.
 std::vector<VisibleKeys> read_by(int64_t rank, const AllKeys& all, const DividedMicroBatch& batch,
-                                 int64_t window) {
+                                 int64_t window, int64_t chunk) {
   std::optional<RangeMinimum<int32_t>> least;  // of the positions of the rank's tokens
-  if (window > 0) {
+  if (window > 0 || chunk > 0) {
     std::vector<int32_t> positions;
     for (const int64_t token : batch.own.tokens(rank)) positions.push_back(batch.layout.position_ids[token]);
     least.emplace(positions);
   }
   std::vector<VisibleKeys> result;
   for (VisibleKeys each : all.visible) {
-    if (each.source == all.own_source && each.owner == rank) continue;  // as the part's forest has it
+    if (each.source == all.own_source && each.owner == rank)
+      continue;  // as the forest of its own tokens has it
     each.queries = {batch.own.before(rank, each.queries.begin), batch.own.before(rank, each.queries.end)};
     if (each.queries.begin == each.queries.end) continue;
-    if (window > 0) {
-      const int64_t first = (*least)(each.queries.begin, each.queries.end) - window + 1;
-      const int64_t skipped = std::max<int64_t>(0, first - each.position);
+    if (least) {
+      const int64_t nearest = (*least)(each.queries.begin, each.queries.end);
+      const int64_t in_window = window > 0 ? nearest - window + 1 : 0;
+      const int64_t in_chunk = chunk > 0 ? nearest / chunk * chunk : 0;
+      const int64_t skipped = std::max<int64_t>(0, std::max(in_window, in_chunk) - each.position);
       each.keys.begin += skipped;
       each.position += skipped;
       if (each.keys.begin >= each.keys.end) continue;
@@ -103,13 +106,13 @@ void set_blocks(const std::vector<VisibleKeys>& read, int64_t rank, int64_t own_
 
 }  // namespace
 
-KeyReads key_reads(const DividedMicroBatch& batch, int64_t rank, int64_t window) {
+KeyReads key_reads(const DividedMicroBatch& batch, int64_t rank, int64_t window, int64_t chunk) {
   const AllKeys all = all_keys(batch);
   KeyReads reads{.send = std::vector<int64_t>(batch.ranks), .receive = std::vector<int64_t>(batch.ranks)};
   reads.picks.resize(all.own_source + 1);
   std::vector<std::pair<int64_t, int64_t>> sent;  // (source, number in its picks)
   for (int64_t reader = 0; reader < batch.ranks; ++reader) {
-    const std::vector<VisibleKeys> read = read_by(reader, all, batch, window);
+    const std::vector<VisibleKeys> read = read_by(reader, all, batch, window, chunk);
     if (reader == rank) set_blocks(read, rank, all.own_source, &reads);
     int64_t received = 0;
     for (const auto& [source, division, owner, keys, queries, position] : read) {

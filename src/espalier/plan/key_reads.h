@@ -34,7 +34,9 @@ struct DividedMicroBatch {
   int64_t ranks;
 };
 
-/// With a sliding window (positions; 0: none) keys that no query of a rank sees are not sent.
-KeyReads key_reads(const DividedMicroBatch& batch, int64_t rank, int64_t window);
+/// What attention reads on a rank. Keys that no query of a rank sees are not sent: with a sliding window
+/// those that are `window` positions away or more (0: no window), with attention in chunks those of another
+/// position / `chunk` (0: no chunks).
+KeyReads key_reads(const DividedMicroBatch& batch, int64_t rank, int64_t window, int64_t chunk = 0);
 
 }  // namespace espalier

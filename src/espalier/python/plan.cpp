@@ -18,6 +18,8 @@
 #include "espalier/config/config.h"
 #include "espalier/inspect/report.h"
 #include "espalier/plan/context.h"
+#include "espalier/plan/division.h"
+#include "espalier/plan/key_reads.h"
 #include "espalier/plan/loss_work.h"
 #include "espalier/plan/plan.h"
 #include "espalier/plan/planner.h"
@@ -310,6 +312,98 @@ nb::tuple reduced_batch(const PlannedBatch& planned) {
   return nb::make_tuple(get, nb::make_tuple(nb::find(planned.forest_plan), planned.index));
 }
 
+/// A plan whose micro-batches are divided over ranks. The plan outlives it.
+struct DividedPlan {
+  const ForestPlan& forest_plan;
+  int64_t ranks;
+  std::vector<TokenDivision> divisions;  // by micro-batch
+};
+
+DividedPlan divide(const ForestPlan& planned, int64_t ranks, double pair_cost, bool is_contiguous) {
+  const Sharding sharding = is_contiguous ? Sharding::kContiguous : Sharding::kBalanced;
+  return {planned, ranks,
+          token_divisions(planned.forest, planned.plan.micro_batches, ranks, pair_cost, sharding)};
+}
+
+nb::object ranges(const DividedPlan& divided, int64_t index) {
+  std::vector<int64_t> values;
+  for (const TokenRange& range : divided.divisions.at(index).ranges()) {
+    values.insert(values.end(), {range.begin, range.end, range.rank});
+  }
+  return nb::cast(take(std::move(values))).attr("reshape")(-1, 3);
+}
+
+KeyReads keys_of_rank(const DividedPlan& divided, int64_t index, const TrajectoryLayout& layout, int64_t rank,
+                      int64_t window, int64_t chunk) {
+  const DividedMicroBatch batch{.layout = layout,
+                                .context = divided.forest_plan.context.row(index),
+                                .divisions = divided.divisions,
+                                .own = divided.divisions.at(index),
+                                .ranks = divided.ranks};
+  return key_reads(batch, rank, window, chunk);
+}
+
+/// The getter of a property that copies a member of KeyReads.
+auto array_of(std::vector<int64_t> KeyReads::* member) {
+  return [member](const KeyReads& self) { return take(std::vector(self.*member)); };
+}
+
+void bind_division_classes(nb::module_& module) {
+  nb::class_<KeyReads>(
+      module, "KeyReads",
+      "The keys that one rank sends, receives and sees in the attention of a divided micro-batch.")
+      .def_prop_ro(
+          "picks",
+          [](const KeyReads& self) {
+            std::vector<Array<int64_t>> picks;
+            for (const std::vector<int64_t>& of_source : self.picks)
+              picks.push_back(take(std::vector(of_source)));
+            return picks;
+          },
+          nb::rv_policy::automatic,
+          "By source int64: its rows that are sent, each once for every reader. Sources are the ancestors "
+          "whose context\nthe micro-batch reads, root first, and then the micro-batch itself.")
+      .def_prop_ro("order", array_of(&KeyReads::order), nb::rv_policy::automatic,
+                   "int64: all picks, one source after another, in the order of sending; empty: as they are.")
+      .def_prop_ro("send", array_of(&KeyReads::send), nb::rv_policy::automatic,
+                   "int64 [ranks]: keys for each.")
+      .def_prop_ro("receive", array_of(&KeyReads::receive), nb::rv_policy::automatic,
+                   "int64 [ranks]: keys from each.")
+      .def_ro("most_received", &KeyReads::most_received, "Keys of the rank that receives most.")
+      .def_prop_ro(
+          "blocks",
+          [](const KeyReads& self) {
+            return nb::cast(take(std::vector(self.blocks))).attr("reshape")(-1, 5);
+          },
+          nb::for_getter(nb::sig("def blocks(self) -> numpy.typing.NDArray[numpy.int64]")),
+          "int64 [P, 5], as ops.tree_attention takes them. Segments are this rank's rows of the ancestors, "
+          "and then what\nit receives, by rank.")
+      .def_prop_ro("positions", array_of(&KeyReads::positions), nb::rv_policy::automatic,
+                   "int64 [P]: of each block's first key.");
+  nb::class_<DividedPlan>(module, "DividedPlan", "A Plan whose micro-batches are divided over ranks.")
+      .def("ranges", &ranges, nb::arg("micro_batch"),
+           nb::sig("def ranges(self, micro_batch: int) -> numpy.typing.NDArray[numpy.int64]"),
+           "int64 [N, 3]: each range as (begin, end, rank), in the order of the tokens, which they cover.")
+      .def(
+          "costs",
+          [](const DividedPlan& self, int64_t index) {
+            return take(std::vector(self.divisions.at(index).costs()));
+          },
+          nb::arg("micro_batch"), nb::rv_policy::automatic,
+          "float64 [ranks]: of each, where a token costs 1.")
+      .def(
+          "tokens",
+          [](const DividedPlan& self, int64_t index, int64_t rank) {
+            return take(self.divisions.at(index).tokens(rank));
+          },
+          nb::arg("micro_batch"), nb::arg("rank"), nb::rv_policy::automatic,
+          "int64: the tokens of a rank in the layout, ascending.")
+      .def("key_reads", &keys_of_rank, nb::arg("micro_batch"), nb::arg("layout"), nb::arg("rank"),
+           nb::arg("window"), nb::arg("chunk"), nb::call_guard<nb::gil_scoped_release>(),
+           "What attention reads on a rank with a sliding window or in chunks, 0: none. layout: of the "
+           "micro-batch.");
+}
+
 void bind_batch_class(nb::module_& module) {
   nb::class_<PlannedBatch>(
       module, "MicroBatch",
@@ -435,11 +529,17 @@ void bind_costs(nb::module_& module) {
       .def("__repr__", &costs_text);
   module.def("costs", &costs, nb::arg("model"), nb::arg("device"), nb::arg("cost_model").none(),
              "Implements espalier.costs.");
+  module.def(
+      "pair_cost",
+      [](const ModelCosts* costs) { return pair_cost(costs == nullptr ? common_costs().time : costs->time); },
+      nb::arg("costs").none(),
+      "What a visible pair of tokens costs, where a token costs 1; None: in a typical decoder.");
 }
 
 void bind_plan(nb::module_& module) {
   bind_batch_class(module);
   bind_plan_class(module);
+  bind_division_classes(module);
   module.def(
       "plan",
       [](const Forest& forest, const std::string& strategy, int64_t token_budget, const ModelCosts* costs,
@@ -450,6 +550,10 @@ void bind_plan(nb::module_& module) {
       nb::arg("forest"), nb::arg("strategy"), nb::arg("token_budget"), nb::arg("costs").none(),
       nb::arg("loss_mask").none(), nb::keep_alive<0, 1>(), nb::call_guard<Interruptible>(),
       "Implements espalier.plan.");
+  module.def("divide", &divide, nb::arg("plan"), nb::arg("ranks"), nb::arg("pair_cost"),
+             nb::arg("is_contiguous"), nb::keep_alive<0, 1>(), nb::call_guard<Interruptible>(),
+             "Divides the micro-batches of a plan over ranks. is_contiguous: each gets one range, as "
+             "recurrences want it.");
   module.def("restored_plan", &restored_plan, nb::arg("forest"), nb::arg("state"), nb::keep_alive<0, 1>(),
              "Restores a pickled Plan.");
 }
