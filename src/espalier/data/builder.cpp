@@ -31,10 +31,10 @@ void check_scalar(std::string_view field, const std::optional<double>& value) {
 }
 
 /// The log-probabilities of a row with 0 for the tokens that have none. `zeros` holds them, if it has to.
-const std::vector<double>& without_nan(const std::vector<double>& logprobs, const TrajectoryRow& row,
-                                       std::vector<double>& zeros) {
+std::span<const double> without_nan(std::span<const double> logprobs, const TrajectoryRow& row,
+                                    std::vector<double>& zeros) {
   if (std::ranges::none_of(logprobs, [](double value) { return std::isnan(value); })) return logprobs;
-  zeros = logprobs;
+  zeros.assign(logprobs.begin(), logprobs.end());
   for (size_t t = 0; t < zeros.size(); ++t) {
     if (std::isnan(zeros[t]) && !row.carries_loss(t)) zeros[t] = 0;
   }
@@ -113,7 +113,7 @@ void check_row(const TrajectoryRow& row, int64_t vocab_size) {
 void check_row_logprobs(std::string_view field, const std::vector<double>& logprobs,
                         const TrajectoryRow& row) {
   std::vector<double> zeros;
-  check_logprobs(field, std::span<const double>(without_nan(logprobs, row, zeros)));
+  check_logprobs(field, without_nan(logprobs, row, zeros));
 }
 
 TrajectoryRow copy_row(const Trajectories& t, int64_t r) {
@@ -261,8 +261,11 @@ void TrajectoriesBuilder::append_checked(const TrajectoryRow& row) {
     columns_->ones.resize(row.input_ids.size(), 1);
     part.loss_weights = view(row.loss_mask.empty() ? columns_->ones : row.loss_mask);
   }
-  part.logprobs.values = view(without_nan(row.logprobs, row, columns_->zeros[0]));
-  part.ref_logprobs.values = view(without_nan(row.ref_logprobs, row, columns_->zeros[1]));
+  const auto view_logprobs = [&](const std::vector<double>& values, std::vector<double>& zeros) {
+    return Column<double>(without_nan(values, row, zeros), nullptr);
+  };
+  part.logprobs.values = view_logprobs(row.logprobs, columns_->zeros[0]);
+  part.ref_logprobs.values = view_logprobs(row.ref_logprobs, columns_->zeros[1]);
   part.advantages.values =
       row.advantage ? std::vector<double>(row.input_ids.size(), *row.advantage) : view(row.advantages);
   for (size_t i = 0; i < kRowReals.size(); ++i) {
