@@ -374,6 +374,58 @@ def expand_file_patterns(patterns: Sequence[str | os.PathLike]) -> list[pathlib.
 def write(path: str | os.PathLike, trajectories: Trajectories) -> None:
     """Writes JSON Lines or packed safetensors, atomically."""
 
+def checked_row(row: dict) -> dict:
+    """
+    The row that a dict is: ids are integers, masks 0 and 1, other numbers floats, and unknown log-probabilities
+    of tokens without loss None. Raises InputError that names the field.
+    """
+
+class RowWriter:
+    """
+    Writes rows to a file, in the form that its name asks for. The file appears when a `with` block
+    ends without an exception. `memory`: bytes of columns that are kept in memory.
+    """
+
+    def __init__(self, path: str | os.PathLike, memory: int = 16777216) -> None: ...
+
+    def __enter__(self) -> RowWriter: ...
+
+    def __exit__(self, kind: object, error: object, traceback: object) -> None: ...
+
+    def add(self, row: dict) -> None:
+        """
+        Writes a dict as checked_row takes it. Raises InputError that names the field.
+        """
+
+class TextFile:
+    """
+    A file of text in UTF-8, compressed if its name ends in .gz or .zst. It appears when a `with` block ends
+    without an exception.
+    """
+
+    def __init__(self, path: str | os.PathLike) -> None: ...
+
+    def __enter__(self) -> TextFile: ...
+
+    def __exit__(self, kind: object, error: object, traceback: object) -> None: ...
+
+    def write(self, text: str) -> None: ...
+
+class AtomicFile:
+    """
+    A file that others write under the name `temporary`. It gets its own name when a `with` block ends
+    without an exception, else it is removed.
+    """
+
+    def __init__(self, path: str | os.PathLike) -> None: ...
+
+    def __enter__(self) -> AtomicFile: ...
+
+    def __exit__(self, kind: object, error: object, traceback: object) -> None: ...
+
+    @property
+    def temporary(self) -> pathlib.Path: ...
+
 class Costs:
     """
     The cost of a model's forward and backward passes: FLOPs by its config.json, and seconds by

@@ -40,11 +40,16 @@ class BadRow(Exception):
         super().__init__(f"field `{field_name}`: expected {expected}, received {received}")
 
     @classmethod
+    def saying(cls, message: str) -> "BadRow":
+        """With this message."""
+        bad = cls.__new__(cls)
+        bad.args = (message,)
+        return bad
+
+    @classmethod
     def within(cls, place: str, error: BaseException) -> "BadRow":
         """The same fault with the place inside of the line."""
-        bad = cls.__new__(cls)
-        bad.args = (f"{place}: {error}",)
-        return bad
+        return cls.saying(f"{place}: {error}")
 
 
 class RenderError(Exception):

@@ -14,5 +14,6 @@ list(APPEND core_test_sources
   ${CMAKE_CURRENT_LIST_DIR}/round_trip_test.cpp
   ${CMAKE_CURRENT_LIST_DIR}/row_checks_test.cpp
   ${CMAKE_CURRENT_LIST_DIR}/row_index_test.cpp
+  ${CMAKE_CURRENT_LIST_DIR}/row_writer_test.cpp
   ${CMAKE_CURRENT_LIST_DIR}/slice_test.cpp
   ${CMAKE_CURRENT_LIST_DIR}/vocabulary_test.cpp)

@@ -123,7 +123,7 @@ def outcomes(python, models, tmp_path):
             for output in outputs
         ]
         results = [json.loads(line) for line in python(RUNS, *map(json.dumps, commands))]
-        assert not list(tmp_path.glob(".rows*")), "a scratch file was left behind"
+        assert not list(tmp_path.glob(".espalier*")), "a temporary file was left behind"
         return [
             (code, error.splitlines()[-1], output.read_bytes() if output.exists() else None)
             for (code, error), output in zip(results, outputs)
@@ -187,7 +187,7 @@ def endless(tmp_path):
 
         def children():
             pids = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
-            return pids if len(pids) == 2 and list(tmp_path.glob(".rows*")) else None
+            return pids if len(pids) == 2 and list(tmp_path.glob(".espalier*")) else None
 
         pids = wait_for(children)
         processes.append(pids)
@@ -215,7 +215,7 @@ def test_signals_leave_no_process_and_no_half_written_file(endless, tmp_path, nu
     assert wait_for(lambda: not running(pids)), "workers end when nobody waits for them"
     assert not (tmp_path / "rows.jsonl").exists()
     if words:
-        assert error.splitlines()[-1] == words and not list(tmp_path.glob(".rows*"))
+        assert error.splitlines()[-1] == words and not list(tmp_path.glob(".espalier*"))
 
 
 def test_a_worker_that_is_killed_is_one_error(endless, tmp_path):
@@ -227,7 +227,7 @@ def test_a_worker_that_is_killed_is_one_error(endless, tmp_path):
         "espalier prepare: a worker process ended before its work was done, perhaps for lack of memory; "
         "--workers 1 needs the least"
     )
-    assert wait_for(lambda: not running(pids)) and not list(tmp_path.glob("*rows*")) and not list(tmp_path.glob(".rows*"))
+    assert wait_for(lambda: not running(pids)) and not list(tmp_path.glob("*rows*")) and not list(tmp_path.glob(".espalier*"))
 
 
 KILLED = """

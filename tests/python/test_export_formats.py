@@ -114,8 +114,12 @@ def test_routes_come_through_packed_and_parquet(tmp_path, run):
     error = run("export", tmp_path / "rows.jsonl", "--to", "traces", "-o", tmp_path / "t.jsonl")
     assert "left out, because traces has no field for it: routed_experts (1)" in error
     write(tmp_path / "mixed.jsonl", [*rows, {"input_ids": [3, 4]}])
+    run("import", tmp_path / "mixed.jsonl", "-o", tmp_path / "y.safetensors")
+    run("import", tmp_path / "y.safetensors", "-o", tmp_path / "mixed_again.jsonl")
+    assert [row.get("routed_experts") for row in read(tmp_path / "mixed_again.jsonl")] == [flat[0]["routed_experts"], None]
+    write(tmp_path / "mixed.jsonl", [*rows, {"input_ids": [3, 4], "routed_experts": [[1, 2], [3, 4]]}])
     error = run("import", tmp_path / "mixed.jsonl", "-o", tmp_path / "y.safetensors", code=1)
-    assert "expected `routed_experts` in every row, equally many per token, received 1 of 2 rows" in error
+    assert "field `routed_experts`: expected 4 routes per token, as in earlier rows, received 2" in error
 
 
 def test_turn_rewards_and_a_teachers_tokens_come_through_packed_and_parquet(tmp_path, run):

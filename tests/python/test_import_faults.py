@@ -6,6 +6,7 @@ import gzip
 import json
 import os
 import pickle
+import resource
 import signal
 import subprocess
 import sys
@@ -45,7 +46,7 @@ def fails(tmp_path, capsys):
         for word in (str(path), "expected", "received", *words):
             assert word in last, error
         assert len(last) < 1000 and output.read_bytes() == b"old"
-        assert not list(tmp_path.glob(".rows*")), "a scratch file was left behind"
+        assert not list(tmp_path.glob(".*")), "a temporary file was left behind"
         return last
     return run
 
@@ -100,7 +101,7 @@ def test_files_without_records(fails):
     fails(b"\n  \n", "expected at least one row, received none")
     fails(b'{"input_ids": [1, 2], "loss_mask": [0, 0]}\n', "expected tokens with loss, received 1 rows without any")
     fails(b'{"input_ids": []}\n',
-          "data.jsonl:1: field `input_ids`: expected at least one token id, received an empty list")
+          "data.jsonl:1: field `input_ids`: expected at least one token, received none")
     fails(b'{"id": "e", "task": {}, "traces": []}\n', "expected at least one row, received none")
 
 
@@ -322,7 +323,7 @@ def test_damaged_packed_rows(fails, tmp_path):
 BAD_ROWS = {
     "both losses": ({**ROW, "loss_weights": [0, 1, 1]}, "expected either loss_mask or loss_weights"),
     "a weight below 0": ({"input_ids": [1, 2], "loss_weights": [0, -1]},
-                         "field `loss_weights`: expected finite numbers >= 0, received -1.0 at index 1"),
+                         "field `loss_weights`: expected finite numbers >= 0, received -1 at index 1"),
     "a mask of twos": ({"input_ids": [1, 2],
                         "loss_mask": [0, 2]}, "field `loss_mask`: expected 0, 1, true or false, received 2 at index 1"),
     "masks that differ": ({**ROW, "response_mask": [0, 1, 0]},
@@ -331,7 +332,7 @@ BAD_ROWS = {
                                "field `attention_mask`: expected padding at the ends only, received a 0 at index 1, between "
                                "others"),
     "padding alone": ({**ROW, "attention_mask": [0, 0, 0], "seq_lengths": [2, 1]},
-                      "field `input_ids`: expected at least one token id"),
+                      "field `input_ids`: expected at least one token, received none"),
     "a mask of other values": ({**ROW, "attention_mask": [1, 1, 2.5]},
                                "field `attention_mask`: expected 0, 1 or numbers of documents, received 2.5 at index 2"),
     "a mask of some tokens": ({**ROW, "attention_mask": [1, 1]}, "field `attention_mask`: expected 3 entries"),
@@ -355,17 +356,17 @@ BAD_ROWS = {
                                 "field `pair_id`: expected rows of one document"),
     "routes of some tokens of documents": ({**ROW, "seq_lengths": [2, 1], "routed_experts": [[1], [2]]},
                                            "field `routed_experts`: expected 3 entries"),
-    "a reward that is text": ({**ROW, "reward": "high"}, 'field `reward`: expected a finite number, received "high"'),
+    "a reward that is text": ({**ROW, "reward": "high"}, 'field `reward`: expected a number, received "high"'),
     "an infinite reward": (b'{"input_ids": [1, 2], "reward": Infinity}',
-                           "field `reward`: expected a finite number, received Infinity"),
+                           "field `reward`: expected a finite number, received inf"),
     "both advantages": ({**ROW, "advantage": 1, "advantages": [1, 1, 1]}, "expected either advantages or advantage"),
     "advantages that are missing": ({**ROW, "advantages": [0, None, 1]},
-                                    "field `advantages`: expected finite numbers on tokens with loss, received null"),
-    "an empty name": ({**ROW, "group_id": ""}, "field `group_id`: expected text in UTF-8 or an integer"),
+                                    "field `advantages`: expected numbers (null only for tokens without loss), received null at index 1"),
+    "an empty name": ({**ROW, "group_id": ""}, "field `group_id`: expected text that is not empty, received an empty one"),
     "half a surrogate pair": (b'{"input_ids": [1, 2], "group_id": "\\ud800"}', "an unpaired surrogate"),
     "chosen as text": ({**ROW, "chosen": "yes"}, 'field `chosen`: expected true or false, received "yes"'),
     "routes of some tokens": ({**ROW, "routed_experts": [[1], [2]]}, "field `routed_experts`: expected 3 entries"),
-    "routes of several widths": ({**ROW, "routed_experts": [[1], [2, 3], [4]]}, "as many expert ids for every token"),
+    "routes of several widths": ({**ROW, "routed_experts": [[1], [2, 3], [4]]}, "field `routed_experts`: expected 1 experts for every token, received 2 experts at token 1"),
     "ids that are no integers": ({"input_ids": [1, 2.5]},
                                  "field `input_ids`: expected token ids from 0 to 2147483647, received 2.5 at index 1"),
     "ids that are true": ({"input_ids": [1, True]}, "received true at index 1"),
@@ -404,23 +405,26 @@ def test_an_interrupted_import_leaves_the_old_output(tmp_path, number, code):
     process.send_signal(number)
     _, error = process.communicate()
     assert process.returncode == code and error.count("\n") == 1, error
-    assert output.read_bytes() == b"old" and not list(tmp_path.glob(".rows*"))
+    assert output.read_bytes() == b"old" and not list(tmp_path.glob(".*"))
 
 
-def test_a_full_disk_is_told_and_leaves_the_old_output(tmp_path, capsys, monkeypatch):
-    import errno
-
+@pytest.mark.parametrize("limit", [10, 1 << 20])
+def test_a_file_that_becomes_too_large_is_told_and_leaves_the_old_output(tmp_path, capsys, limit):
+    """The second limit is the control."""
     path, output = tmp_path / "data.jsonl", tmp_path / "rows.jsonl"
     path.write_bytes(LINE)
     output.write_bytes(b"old")
 
-    def full(handle):
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    monkeypatch.setattr(os, "fsync", full)
-    assert main(["import", str(path), "-o", str(output)]) == 1
-    assert "cannot write the output: No space left on device" in capsys.readouterr().err
-    assert output.read_bytes() == b"old" and not list(tmp_path.glob(".rows*"))
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, before[1]))
+    try:
+        code = main(["import", str(path), "-o", str(output)])
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    error = capsys.readouterr().err
+    assert code == (limit == 10) and (f"cannot write {output}: File too large" in error) == (limit == 10), error
+    assert (output.read_bytes() == b"old") == (limit == 10)
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["data.jsonl", "rows.jsonl"]
 
 
 def test_a_full_disk_is_told_whatever_is_written(small_disk, tmp_path):
@@ -432,7 +436,7 @@ def test_a_full_disk_is_told_whatever_is_written(small_disk, tmp_path):
         failed = subprocess.run([*small_disk, *map(str, command)], capture_output=True, text=True,
                                 env=os.environ | {"PYTHONPATH": str(PYTHON_FOLDER)})  # fmt: skip
         last = failed.stderr.splitlines()[-1]
-        assert failed.returncode == 1 and last.startswith("espalier import: cannot write the output: "), failed.stderr
+        assert failed.returncode == 1 and last.startswith(f"espalier import: cannot write {tmp_path / 'disk' / name}: "), failed.stderr
         assert "No space left on device" in last and failed.stdout == "", failed
 
 

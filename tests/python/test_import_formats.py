@@ -28,7 +28,7 @@ def imported(tmp_path, capsys):
         code = main(["import", str(path), "-o", str(output), *flags])
         error = capsys.readouterr().err
         assert "Traceback" not in error
-        assert not list(tmp_path.glob(".*.partial")), "a scratch file was left behind"
+        assert not list(tmp_path.glob(".*")), "a temporary file was left behind"
         rows = [json.loads(line) for line in output.read_text().splitlines()] if output.exists() else None
         return code, rows, error
     return run
@@ -163,7 +163,7 @@ BAD_NODES = {
     "log-probabilities of all tokens": ({1: {"logprobs": [-1] * 3}},
                                         "field `nodes[1].logprobs`: expected 2 entries"),
     "no log-probabilities of one node": ({2: {"logprobs": []}},
-                                         "field `logprobs`: expected finite log-probabilities on tokens with loss, "
+                                         "field `logprobs`: expected numbers (null only for tokens without loss), "
                                          "received null at index 6"),
     "NaN": ({2: {"logprobs": [NAN]}}, "received NaN at index 6"),
     "a probability": ({2: {"logprobs": [0.5]}}, "expected finite log-probabilities <= 0, received 0.5 at index 6"),

@@ -285,7 +285,7 @@ def test_bad_lines_stop_with_one_error_or_are_counted(prepare, tmp_path, capsys,
     assert prepare("native", [CALLS, line, THINKING]) == (1, None)
     error = capsys.readouterr().err
     assert f"{tmp_path}/chats.jsonl:2: " in error and expected in error
-    assert not list(tmp_path.glob(".rows*")), "a scratch file was left behind"
+    assert not list(tmp_path.glob(".espalier*")), "a temporary file was left behind"
     code, rows = prepare("native", [CALLS, line, THINKING], "--skip-bad-rows")
     assert code == 0 and len(rows) == 2
     assert "1 bad line skipped" in capsys.readouterr().err

@@ -454,8 +454,9 @@ def test_output_that_cannot_be_written_is_an_error(models, tmp_path):
     done = run(models, tmp_path, [CHAT] * 50, stderr=subprocess.PIPE,
                preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000)))
     assert done.returncode == 1 and "Traceback" not in done.stderr
-    assert done.stderr.splitlines()[-1] == "espalier prepare: cannot write the output: File too large"
-    assert not list(tmp_path.glob("*rows*")) and not list(tmp_path.glob(".rows*"))
+    reason = "File too large (the limit of this process, ulimit -f, is 1000 bytes)"
+    assert done.stderr.splitlines()[-1] == f"espalier prepare: cannot write {tmp_path / 'rows.jsonl'}: {reason}"
+    assert not list(tmp_path.glob("*rows*")) and not list(tmp_path.glob(".espalier*"))
 
 
 @pytest.mark.parametrize("flags, words", [

@@ -13,7 +13,8 @@ from safetensors.numpy import load_file
 import espalier as package
 from conftest import seed_of
 from espalier.errors import python_names
-from espalier.rows import writer
+from espalier.io.rules import checked
+from espalier.native import core
 
 ROWS = [
     {"input_ids": [5, 6, 7], "loss_mask": [0, 1, 1], "logprobs": [None, -0.5, -0.25], "reward": 1.5, "group_id": "a",
@@ -195,19 +196,83 @@ def test_a_report_shows_text_with_a_tokenizer(espalier, models, tmp_path):
         package.inspect(path, model=tmp_path)
 
 
-def test_packed_files_are_the_same_whatever_part_of_them_was_kept_in_files(tmp_path, monkeypatch):
-    """Of rows that `espalier import` and `prepare` write, with a mask first and weights later."""
+def test_packed_files_are_the_same_whatever_part_of_them_was_in_files(tmp_path):
+    """Of rows that `espalier import` and `prepare` write, with a mask first and weights later. `memory` is that of a writer in
+    bytes."""
     rows = [{**row, "routed_experts": None} for row in ROWS * 5]
+    rows += [{"input_ids": list(range(100_000)), "logprobs": [None, *[-1.5] * 99_999]} for _ in range(6)]
     found = []
-    for block in (1 << 18, 2):
-        monkeypatch.setattr(writer._Column, "BLOCK", block)
-        with writer.row_writer(tmp_path / f"{block}.safetensors") as packed:
+    for memory in (1 << 40, 1):
+        with core.RowWriter(tmp_path / f"{memory}.safetensors", memory=memory) as packed:
             for row in rows:
                 packed.add({"loss_mask": None, **row, "logprobs": row.get("logprobs")})
-        found.append((tmp_path / f"{block}.safetensors").read_bytes())
-    assert found[0] == found[1] and sorted(path.name for path in tmp_path.iterdir()) == ["2.safetensors", "262144.safetensors"]
-    package.write(tmp_path / "rows.jsonl", rows)
-    read, expected = package.read(tmp_path / "2.safetensors"), package.read(tmp_path / "rows.jsonl")
+            # Of each column that is larger than a block: a file, beside the one of the whole.
+            assert (len(list(tmp_path.glob(".espalier*"))) > 1) == (memory == 1)
+        found.append((tmp_path / f"{memory}.safetensors").read_bytes())
+    assert found[0] == found[1] and sorted(path.name for path in tmp_path.iterdir()) == [
+        "1.safetensors", f"{1 << 40}.safetensors"]
+    package.write(tmp_path / "rows.jsonl", [checked(row) for row in rows])
+    read, expected = package.read(tmp_path / "1.safetensors"), package.read(tmp_path / "rows.jsonl")
     for name in ("offsets", "input_ids", "loss_weights", "logprobs", "ref_logprobs", "advantages", "reward", "chosen"):
         assert getattr(read, name).tolist() == getattr(expected, name).tolist(), name
     assert (read.group_id, read.pair_id, read.trajectory_id) == (expected.group_id, expected.pair_id, expected.trajectory_id)
+
+
+BAD_ROWS = [
+    {"input_ids": []}, {"input_ids": 5}, {"input_ids": [1, 2**31]}, {"input_ids": [1, -1]}, {"input_ids": [1, "a"]},
+    {"input_ids": [1, 1.0]}, {"input_ids": [1, 2], "loss_mask": [0, 2]}, {"input_ids": [1, 2], "loss_mask": [1]},
+    {"input_ids": [1, 2], "loss_mask": [0, 1], "loss_weights": [0, 1]}, {"input_ids": [1, 2], "loss_weights": [0, -1]},
+    {"input_ids": [1, 2], "labels": [2, -100]}, {"input_ids": [1, 2], "loss_mask": [0, 1], "response_mask": [0, 0]},
+    {"input_ids": [1, 2], "logprobs": [None, 0.5]}, {"input_ids": [1, 2], "logprobs": [None, None]},
+    {"input_ids": [1, 2], "logprobs": [None, "x"]}, {"input_ids": [1, 2], "old_log_probs": [-1]},
+    {"input_ids": [1, 2], "advantages": [0, None]}, {"input_ids": [1, 2], "advantages": [0, 1], "advantage": 1},
+    {"input_ids": [1, 2], "reward": "high"}, {"input_ids": [1, 2], "reward": True}, {"input_ids": [1, 2], "top_p": 0},
+    {"input_ids": [1, 2], "top_k": 2.5}, {"input_ids": [1, 2], "temperature": -1}, {"input_ids": [1, 2], "chosen": 1},
+    {"input_ids": [1, 2], "turn_rewards": [1, 2]}, {"input_ids": [1, 2], "turn_rewards": [1], "reward": 1},
+    {"input_ids": [1, 2], "group_id": 1.5}, {"input_ids": [1, 2], "ref_topk_ids": [[], [1]]},
+    {"input_ids": [1, 2], "ref_topk_ids": [[], [1, 1]], "ref_topk_logprobs": [[], [-1, -1]]},
+    {"input_ids": [1, 2], "ref_topk_ids": [[], [1, 2]], "ref_topk_logprobs": [[], [-1]]},
+    {"input_ids": [1, 2], "ref_topk_ids": [[3], [1]], "ref_topk_logprobs": [[-1], [-1]]},
+    {"input_ids": [1, 2], "routed_experts": [[1], [2, 3]]}, {"input_ids": [1, 2], "routed_experts": [[1], [-1]]},
+    {"input_ids": [1, 2], "routed_experts": [[[1], [1, 2]], [[1], [2]]]}, {"input_ids": [1, 2], "routed_experts": [[], []]},
+]  # fmt: skip
+
+
+def test_rows_of_python_keep_the_rules_of_files(tmp_path):
+    """With the same words. The rows that only files refuse are the control: what the first token has is no fault of a rollout."""
+    path = tmp_path / "rows.jsonl"
+
+    def refused(call):
+        with pytest.raises(package.InputError) as error:
+            call()
+        return str(error.value)
+
+    for row in BAD_ROWS:
+        path.write_text(json.dumps(row) + "\n")
+        expected = refused(lambda: package.read(path)).removeprefix(f"{path}:1: ")
+        assert expected.startswith("field `") and refused(lambda row=row: core.checked_row(row)) == expected
+    path.write_text(json.dumps({"input_ids": [1, 2], "logprobs": [-1, -1]}))
+    assert "null or 0 for the first token" in refused(lambda: package.read(path))
+    assert core.checked_row({"input_ids": [1, 2], "logprobs": [-1, -1]})["logprobs"] == [None, -1.0]
+
+
+@pytest.mark.parametrize("name", ["rows.jsonl", "rows.jsonl.gz", "rows.jsonl.zst", "rows.safetensors"])
+def test_a_writer_replaces_a_file_by_a_whole_one_alone(tmp_path, name):
+    """Rows of lists and rows of arrays are the same rows."""
+    row = {"input_ids": [1, 2, 3], "loss_weights": [0.0, 0.5, 1.0], "logprobs": [None, -0.5, -1.0], "group_id": 7}
+    arrays = {**row, "input_ids": np.array([1, 2, 3], np.int32), "loss_weights": np.array(row["loss_weights"])}
+    path = tmp_path / name
+    path.write_text("old")
+    with pytest.raises(KeyboardInterrupt), core.RowWriter(path) as writer:
+        writer.add(row)
+        assert len(list(tmp_path.iterdir())) > 1
+        raise KeyboardInterrupt
+    assert path.read_text() == "old" and len(list(tmp_path.iterdir())) == 1
+    found = []
+    for each in (row, arrays):
+        with core.RowWriter(path) as writer:
+            writer.add(each)
+            with pytest.raises(package.InputError, match="field `loss_weights`: expected 2 entries"):
+                writer.add({**each, "input_ids": [1, 2]})
+        found.append(path.read_bytes())
+    assert found[0] == found[1] and package.read(path).logprobs.tolist() == [0, -0.5, -1]

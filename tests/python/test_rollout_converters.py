@@ -140,7 +140,7 @@ def test_numbers_that_are_not_finite_are_null_outside_the_loss_and_refused_in_it
     logprobs[1][0] = value
     with pytest.raises(
             InputError,
-            match=f"sample 1: field `logprobs`: expected finite log-probabilities on tokens with loss, received {what} "
+            match=rf"sample 1: field `logprobs`: expected numbers \(null only for tokens without loss\), received {what} "
             "at index 1"):
         from_verl({**VERL, "rollout_log_probs": logprobs})
 
@@ -368,6 +368,6 @@ def test_rows_are_written_and_read_by_the_commands(tmp_path, espalier):
         done = espalier("inspect", "--data", tmp_path / name)
         assert "2 trajectories, 8 tokens, 4 with loss" in done.stderr
     before = (tmp_path / "rows.jsonl").read_bytes()
-    with pytest.raises(InputError, match="row 2: field `input_ids`: expected at least one token id"):
+    with pytest.raises(InputError, match="row 2: field `input_ids`: expected at least one token, received none"):
         write_rows([VERL_ROWS[0], {"input_ids": []}], tmp_path / "rows.jsonl")
     assert (tmp_path / "rows.jsonl").read_bytes() == before

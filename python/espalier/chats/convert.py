@@ -5,7 +5,6 @@ from array import array
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from ..commands.console import clipped
 from ..commands.signals import time_limit
@@ -14,7 +13,7 @@ from ..io import atif
 from ..io.fields import Fields, Tally, scalar_at
 from ..io.formats import FORMATS
 from .conversation import Record, record_of
-from .encoder import BINARY, JSON, Encoder
+from .encoder import Encoder
 from .shapes import kind_of
 from .turns import render
 
@@ -23,26 +22,26 @@ REFUSAL = "field `messages`: expected a conversation that the chat template rend
 
 @dataclass(frozen=True)
 class Settings:
-    """Flags that a conversion needs. `packed`: rows become columns, otherwise lines of JSON."""
+    """Flags that a conversion needs."""
 
     model: Path
     per_turn: bool = False
     group_by: str | None = None
     max_tokens: int | None = None
     template_timeout: float = 0.0
-    packed: bool = False
 
 
 @dataclass
 class TokenRow:
-    """A row without its names. `ids` and `loss` are in the form of the output; `weighted`: the loss has fractions."""
+    """A row without its names. `ids`: the bytes of int32. `loss`: an array of doubles if it has fractions (`weighted`), else of
+    bytes."""
 
     suffix: str
     side: str | None
     tokens: int
     loss_tokens: int
-    ids: Any
-    loss: Any
+    ids: bytes
+    loss: "array[int] | array[float]"
     weighted: bool
 
 
@@ -63,7 +62,7 @@ class Converter:
 
     def __init__(self, template, tokenizer, vocab_size, settings):
         self._template, self._settings = template, settings
-        self._encoder = Encoder(tokenizer, vocab_size, BINARY if settings.packed else JSON)
+        self._encoder = Encoder(tokenizer, vocab_size)
 
     def __call__(self, chunk_and_kind):
         """The outcomes of the records of a chunk (io/sources.py), beside which stands the format of its file (io/formats.py)."""
@@ -166,11 +165,9 @@ class Converter:
         losses = [0.0 if at % 2 == 0 else weights[at // 2] for at in range(len(segments))]
         weighted = any(loss not in (0.0, 1.0) for loss in losses)
         numbers = losses if weighted else [int(loss) for loss in losses]
-        loss: Any = "".join([f"{number}," * count for number, count in zip(numbers, counts)])[:-1]
-        if self._settings.packed:
-            loss = array("d" if weighted else "B")
-            for number, count in zip(numbers, counts):
-                loss.extend(array(loss.typecode, [number]) * count)
+        loss = array("d" if weighted else "B")
+        for number, count in zip(numbers, counts):
+            loss.extend(array(loss.typecode, [number]) * count)
         return TokenRow(
             suffix,
             side,

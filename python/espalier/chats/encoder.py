@@ -11,8 +11,7 @@ import itertools
 import re
 import string
 from array import array
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from ..errors import InputError
 
@@ -28,28 +27,17 @@ SAMPLE = "Is it 3.14 or (a-b)?  It's\tf(x)\n\n  \"Ja\", sagt er: {'k': [1, 20, 3
 
 
 class Encoded(NamedTuple):
-    """Token ids of a text: their number, and their form in the output."""
+    """Token ids of a text: their number, and the bytes of int32."""
 
     tokens: int
-    data: Any
-
-
-class Packing(NamedTuple):
-    """The form of ids in the output, and how such forms are joined."""
-
-    ids: Callable
-    join: Callable
-
-
-JSON = Packing(lambda ids: ",".join(map(str, ids)), ",".join)
-BINARY = Packing(lambda ids: array("i", ids).tobytes(), b"".join)
+    data: bytes
 
 
 class Encoder:
     """Encodes the texts of runs. Raises InputError for ids outside of the model's vocabulary."""
 
-    def __init__(self, tokenizer, vocab_size=None, packing=JSON):
-        self._tokenizer, self._vocab_size, self._packing = tokenizer, vocab_size, packing
+    def __init__(self, tokenizer, vocab_size=None):
+        self._tokenizer, self._vocab_size = tokenizer, vocab_size
         self._backend = _exact_backend(tokenizer)
         self._anchor = self._needed_anchor()
         self._cuts = _cuts_before_added_tokens(tokenizer) if self._backend else None
@@ -76,7 +64,7 @@ class Encoder:
 
     def joined(self, pieces):
         """The ids of pieces one after the other."""
-        return self._packing.join([piece.data for piece in pieces if piece.tokens])
+        return b"".join([piece.data for piece in pieces])
 
     def differs_at_once(self, texts):
         """Whether tokenising the texts at once would give other ids than one by one, looking at both sides of each seam."""
@@ -131,7 +119,7 @@ class Encoder:
         if len(encoded) == 1:
             return encoded[0]
         counts, data = zip(*encoded)
-        return Encoded(sum(counts), self._packing.join(filter(None, data)))
+        return Encoded(sum(counts), b"".join(data))
 
     def _word(self, word):
         """The ids of a word inside of a row, which are those of its numbers and of what stands between them."""
@@ -154,7 +142,7 @@ class Encoder:
             raise InputError(
                 f"expected token ids below the model's vocab_size {self._vocab_size}, received {max(ids)} from its tokenizer"
             )
-        return Encoded(len(ids), self._packing.ids(ids))
+        return Encoded(len(ids), array("i", ids).tobytes())
 
     def _ids(self, text, is_first):
         """The ids of a text at the beginning of a row, or inside of one."""

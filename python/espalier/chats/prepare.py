@@ -6,13 +6,14 @@ import os
 from array import array
 from pathlib import Path
 
+import numpy as np
+
 from ..commands.console import count_of, say
 from ..commands.model import load_tokenizer, vocab_size_of
 from ..commands.progress import Progress
 from ..commands.signals import time_limit
 from ..errors import InputError
 from ..io.sources import chunks_of
-from ..rows.writer import row_writer
 from .convert import Converter, Settings
 from .report import Report
 from .survey import has_content_beside_calls
@@ -22,6 +23,8 @@ from .workers import in_order
 
 def prepare_chats(arguments, kinds, name):
     """Writes the rows of files of text. kinds: {file: its format, or None without records}. Raises InputError."""
+    from ..native import core
+
     if arguments.model is None:
         path, kind = next((path, kind) for path, kind in kinds.items() if kind)
         raise InputError(
@@ -37,11 +40,10 @@ def prepare_chats(arguments, kinds, name):
         arguments.group_by,
         arguments.max_tokens,
         arguments.template_timeout,
-        arguments.output.suffix == ".safetensors",
     )
     converter = Converter(template, tokenizer, vocab_size_of(arguments.model), settings)
     report = Report()
-    with row_writer(arguments.output) as writer:
+    with core.RowWriter(arguments.output) as writer:
         _write_rows(writer, converter, arguments, kinds, name, report)
         if report.counts["differing_prompts"] or report.counts["skipped_turns"]:
             report.cure = template.cure
@@ -104,15 +106,17 @@ def _write_outcome(writer, outcome, names, pair_names, report):
         chat_names = {None: name}
         report.counts["renamed"] += record.name is not None and name != record.name
     for row in outcome.rows:
-        writer.add_encoded(
+        loss = np.frombuffer(row.loss, np.float64 if row.weighted else np.uint8)
+        writer.add(
             {
                 "trajectory_id": chat_names[row.side] + row.suffix,
                 "group_id": record.group_id,
                 "pair_id": pair or record.pair_id,
                 "chosen": record.chosen if row.side is None else row.side == "chosen",
                 "reward": record.reward,
-            },
-            row,
+                "input_ids": np.frombuffer(row.ids, np.int32),
+                "loss_weights" if row.weighted else "loss_mask": loss,
+            }
         )
 
 

@@ -29,8 +29,7 @@ def run_command(name, work):
     except OSError as error:
         return failed(str(error) if error.filename else f"cannot write the output: {error.strerror or error}")
     except MemoryError:
-        return failed(
-            "out of memory: packed output (.safetensors) is held in memory completely, .jsonl output is not")
+        return failed("out of memory")
     except KeyboardInterrupt:
         return failed("interrupted", 130)
     except Stopped as error:

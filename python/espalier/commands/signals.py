@@ -24,7 +24,7 @@ def _in_main_thread():
 
 @contextlib.contextmanager
 def stops_raise():
-    """A context in which SIGTERM and SIGHUP raise Stopped (unless ignored), so that scratch files are removed."""
+    """A context in which SIGTERM and SIGHUP raise Stopped (unless ignored), so that temporary files are removed."""
     if not _in_main_thread():
         yield
         return

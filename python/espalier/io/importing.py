@@ -6,7 +6,6 @@ from pathlib import Path
 from ..commands.console import clipped, say
 from ..commands.progress import Progress
 from ..errors import BadRow, InputError
-from ..rows.writer import row_writer
 from . import atif, trl
 from .fields import Fields, scalar_at
 from .formats import FORMATS, Format, Options, format_of
@@ -20,8 +19,10 @@ ROUNDED = ("log-probabilities have at most 4 decimals: rounding changes ratios o
 def import_tokens(arguments, kinds, name):
     """Writes the rows of files of token ids. kinds: {file: its format, or None without records}. `name`: of the command. Raises
     InputError."""
+    from ..native import core
+
     report = Report()
-    with row_writer(arguments.output) as writer:
+    with core.RowWriter(arguments.output) as writer:
         _write_rows(writer, kinds, arguments, name, report)
         _refuse_useless(arguments, name, report)
     _tell(name, report)

@@ -204,7 +204,7 @@ class _Column:
         self._ends = None if ends is None else ends.tolist()
         if self._ends is not None:
             _check_offsets(path, f"{name}.offsets", self._ends)
-        self._is_flag, self._is_text = name == "chosen", name in TEXTS
+        self._is_flag, self._is_text, self._are_routes = name == "chosen", name in TEXTS, name == "routed_experts"
         ids = columns.get("ref_topk_ids") if name in ("ref_topk_ids", "ref_topk_logprobs") else None
         self._has_entries = None if ids is None or ids.ndim != 2 else (ids >= 0).all(axis=1)  # of each token
         self._per_row = name in (*ROW_NUMBERS, "chosen", "advantage")
@@ -231,6 +231,8 @@ class _Column:
             return bool(value) if self._is_flag else value
         tokens = slice(offsets[row], offsets[row + 1])
         values = self._values[tokens].tolist()
+        if self._are_routes and (self._values[tokens] == -1).all():  # of a row that has none
+            return None
         if self._has_entries is None:
             return values
         given = self._has_entries[tokens]

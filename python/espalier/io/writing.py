@@ -10,7 +10,6 @@ from typing import Any
 
 from ..errors import BadRow, InputError
 from ..rows.fields import ROW_NUMBERS
-from ..rows.writer import atomic_path, row_writer, text_stream
 from .rules import checked
 
 BATCH = 1024  # rows per Parquet row group
@@ -49,7 +48,9 @@ def write_rows(rows: Iterable[Mapping[str, Any]], path: str | os.PathLike[str]) 
 
 def writer_of(path):
     """A context manager of a writer with add(row)."""
-    return parquet_writer(path, ROW_TYPES) if path.suffix == ".parquet" else row_writer(path)
+    from ..native import core
+
+    return parquet_writer(path, ROW_TYPES) if path.suffix == ".parquet" else core.RowWriter(path)
 
 
 # The types of Parquet columns, as functions of pyarrow.
@@ -82,9 +83,11 @@ def parquet_writer(path, types):
         from pyarrow import parquet
     except ImportError:
         raise InputError(f"{path}: expected the Python package pyarrow for a Parquet file, received none") from None
+    from ..native import core
+
     schema = pyarrow.schema([(name, type_of(pyarrow)) for name, type_of in types.items()])
-    with atomic_path(path) as scratch, parquet.ParquetWriter(scratch, schema, compression="zstd") as file:
-        writer = _Batches(lambda rows: file.write_table(pyarrow.Table.from_pylist(rows, schema)))
+    with core.AtomicFile(path) as file, parquet.ParquetWriter(file.temporary, schema, compression="zstd") as table:
+        writer = _Batches(lambda rows: table.write_table(pyarrow.Table.from_pylist(rows, schema)))
         yield writer
         writer.flush()
 
@@ -107,13 +110,15 @@ class _Batches:
 @contextlib.contextmanager
 def json_writer(path):
     """Yields a writer with add(record) that writes one JSON object per line."""
-    with atomic_path(path) as scratch, text_stream(scratch, path.suffix) as stream:
-        yield _JsonLines(stream)
+    from ..native import core
+
+    with core.TextFile(path) as file:
+        yield _JsonLines(file)
 
 
 class _JsonLines:
-    def __init__(self, stream):
-        self._stream = stream
+    def __init__(self, file):
+        self._file = file
 
     def add(self, record):
-        self._stream.write(json.dumps(record, ensure_ascii=False, separators=(",", ":")) + "\n")
+        self._file.write(json.dumps(record, ensure_ascii=False, separators=(",", ":")) + "\n")

@@ -30,6 +30,17 @@ void check_scalar(std::string_view field, const std::optional<double>& value) {
   if (value && !std::isfinite(*value)) throw_field(field, "a finite number", fmt::format("{}", *value));
 }
 
+/// The log-probabilities of a row with 0 for the tokens that have none. `zeros` holds them, if it has to.
+std::span<const double> without_nan(std::span<const double> logprobs, const TrajectoryRow& row,
+                                    std::vector<double>& zeros) {
+  if (std::ranges::none_of(logprobs, [](double value) { return std::isnan(value); })) return logprobs;
+  zeros.assign(logprobs.begin(), logprobs.end());
+  for (size_t t = 0; t < zeros.size(); ++t) {
+    if (std::isnan(zeros[t]) && !row.carries_loss(t)) zeros[t] = 0;
+  }
+  return zeros;
+}
+
 template <typename T>
 std::vector<T> copy_span(std::span<const T> values) {
   return {values.begin(), values.end()};
@@ -73,9 +84,9 @@ void check_row(const TrajectoryRow& row, int64_t vocab_size) {
   check_optional_length("loss_weights", row.loss_weights, tokens);
   check_loss_weights(std::span(row.loss_weights));
   check_optional_length("logprobs", row.logprobs, tokens);
-  check_logprobs("logprobs", std::span(row.logprobs));
+  check_row_logprobs("logprobs", row.logprobs, row);
   check_optional_length("ref_logprobs", row.ref_logprobs, tokens);
-  check_logprobs("ref_logprobs", std::span(row.ref_logprobs));
+  check_row_logprobs("ref_logprobs", row.ref_logprobs, row);
   if (!row.advantages.empty() && row.advantage)
     throw_field("advantages", "either advantages or advantage", "both");
   check_optional_length("advantages", row.advantages, tokens);
@@ -97,6 +108,12 @@ void check_row(const TrajectoryRow& row, int64_t vocab_size) {
   if (size_of(row.routed_experts) % tokens != 0)
     throw_field("routed_experts", fmt::format("as many routes for each of {} tokens", tokens),
                 fmt::format("{} routes", row.routed_experts.size()));
+}
+
+void check_row_logprobs(std::string_view field, const std::vector<double>& logprobs,
+                        const TrajectoryRow& row) {
+  std::vector<double> zeros;
+  check_logprobs(field, without_nan(logprobs, row, zeros));
 }
 
 TrajectoryRow copy_row(const Trajectories& t, int64_t r) {
@@ -137,6 +154,7 @@ TrajectoryRow copy_row(const Trajectories& t, int64_t r) {
 struct TrajectoriesBuilder::Columns {
   explicit Columns(RowStore rows) : store(std::move(rows)) {
     offsets.fill_to(1, 0);
+    turn_reward_offsets.fill_to(1, 0);
     for (size_t i = 0; i < kRowReals.size(); ++i) row_reals.emplace_back(&store);
   }
 
@@ -152,9 +170,10 @@ struct TrajectoriesBuilder::Columns {
   std::vector<GrowingOptional> row_reals;  // in the order of kRowReals
   Growing<int32_t> routed_experts{&store}, ref_topk_ids{&store};
   GrowingReals ref_topk_logprobs{&store}, turn_rewards{&store};
-  std::vector<int64_t> turn_reward_offsets{0};
-  std::vector<uint8_t> ones;  // the mask of a row without one
-  Trajectories result;        // texts, routes_per_token, ref_topk and sources
+  Growing<int64_t> turn_reward_offsets{&store};
+  std::vector<uint8_t> ones;                 // the mask of a row without one
+  std::array<std::vector<double>, 2> zeros;  // logprobs and ref_logprobs of a row, where some are NaN
+  Trajectories result;                       // texts, routes_per_token, ref_topk and sources
 };
 
 void TrajectoriesBuilder::Columns::append(const Trajectories& part) {
@@ -174,11 +193,12 @@ void TrajectoriesBuilder::Columns::append(const Trajectories& part) {
     row_reals[i].append(part.*kRowReals[i].column, rows, rows_before, rows_end);
   chosen.append(part.chosen, rows, rows_before, rows_end);
 
-  const int64_t before = turn_reward_offsets.back();
+  const auto before = static_cast<int64_t>(turn_rewards.size());
   turn_rewards.append(part.turn_rewards);
-  for (int64_t row = 1; row <= rows; ++row)
-    turn_reward_offsets.push_back(before +
-                                  (part.turn_reward_offsets.empty() ? 0 : part.turn_reward_offsets[row]));
+  for (int64_t row = 1; row <= rows; ++row) {
+    const int64_t end = before + (part.turn_reward_offsets.empty() ? 0 : part.turn_reward_offsets[row]);
+    turn_reward_offsets.append(std::span(&end, 1));
+  }
 
   // Rows without routes or tokens of a reference hold -1.
   result.routes_per_token = std::max(result.routes_per_token, part.routes_per_token);
@@ -241,8 +261,11 @@ void TrajectoriesBuilder::append_checked(const TrajectoryRow& row) {
     columns_->ones.resize(row.input_ids.size(), 1);
     part.loss_weights = view(row.loss_mask.empty() ? columns_->ones : row.loss_mask);
   }
-  part.logprobs.values = view(row.logprobs);
-  part.ref_logprobs.values = view(row.ref_logprobs);
+  const auto view_logprobs = [&](const std::vector<double>& values, std::vector<double>& zeros) {
+    return Column<double>(without_nan(values, row, zeros), nullptr);
+  };
+  part.logprobs.values = view_logprobs(row.logprobs, columns_->zeros[0]);
+  part.ref_logprobs.values = view_logprobs(row.ref_logprobs, columns_->zeros[1]);
   part.advantages.values =
       row.advantage ? std::vector<double>(row.input_ids.size(), *row.advantage) : view(row.advantages);
   for (size_t i = 0; i < kRowReals.size(); ++i) {
@@ -305,8 +328,8 @@ Trajectories TrajectoriesBuilder::finish() {
   if (const Optional<RealColumn> chosen = all.chosen.finish(); chosen.any())
     result.chosen = {std::get<Column<uint8_t>>(chosen.values.values()), chosen.present};
   result.routed_experts = all.routed_experts.finish();
-  if (all.turn_reward_offsets.back() > 0) {
-    result.turn_reward_offsets = std::move(all.turn_reward_offsets);
+  if (all.turn_rewards.size() > 0) {
+    result.turn_reward_offsets = all.turn_reward_offsets.finish();
     result.turn_rewards = all.turn_rewards.finish();
   }
   result.ref_topk_ids = all.ref_topk_ids.finish();

@@ -7,6 +7,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "espalier/data/growing.h"
@@ -22,8 +23,9 @@ struct TrajectoryRow {
   std::vector<uint8_t> loss_mask;    // [n] of 0/1
   std::vector<double> loss_weights;  // [n] finite, >= 0
 
-  std::vector<double> logprobs;      // [n] entry 0 is 0
-  std::vector<double> ref_logprobs;  // [n] entry 0 is 0
+  // [n] entry 0 is 0. NaN: a token without loss has none, for which columns hold 0.
+  std::vector<double> logprobs;
+  std::vector<double> ref_logprobs;
 
   // At most one of the two.
   std::vector<double> advantages;   // [n] finite
@@ -49,6 +51,13 @@ struct TrajectoryRow {
   std::optional<double> temperature, top_k, top_p;
 
   void clear();  ///< empties the row, but keeps the memory of the arrays
+
+  /// Whether a token carries loss, which the first never does.
+  bool carries_loss(size_t token) const {
+    if (token == 0) return false;
+    if (token < loss_weights.size()) return loss_weights[token] > 0;
+    return token >= loss_mask.size() || loss_mask[token] != 0;
+  }
 };
 
 /// In the order of kRowReals.
@@ -58,6 +67,10 @@ inline constexpr std::array<std::optional<double> TrajectoryRow::*, kRowReals.si
 /// Throws InputError "field `F`: expected E, received R" unless the row keeps the rules above and its ids are
 /// below vocab_size (0: any).
 void check_row(const TrajectoryRow& row, int64_t vocab_size = 0);
+
+/// check_logprobs for a field of the row, which may be NaN for tokens without loss.
+void check_row_logprobs(std::string_view field, const std::vector<double>& logprobs,
+                        const TrajectoryRow& row);
 
 /// A copy of row r. Reals become doubles. `advantage` is never set, because columns hold only `advantages`.
 TrajectoryRow copy_row(const Trajectories& trajectories, int64_t r);

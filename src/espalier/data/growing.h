@@ -107,6 +107,9 @@ class GrowingReals {
   void fill_to(size_t size) {
     std::visit([size](auto& values) { values.fill_to(size, 0); }, values_);
   }
+  size_t size() const {
+    return std::visit([](const auto& values) { return values.size(); }, values_);
+  }
   RealColumn finish() {
     return std::visit([](auto& values) { return RealColumn(values.finish()); }, values_);
   }
@@ -130,7 +133,7 @@ class GrowingReals {
 /// A column that rows may lack. It takes no memory before the first row that has it.
 class GrowingOptional {
  public:
-  explicit GrowingOptional(RowStore* store) : values_(store) {}
+  explicit GrowingOptional(RowStore* store) : values_(store), present_(store) {}
 
   /// `rows` rows, whose values are [begin, end) of all.
   template <typename Values>
@@ -138,19 +141,21 @@ class GrowingOptional {
     any_ = any_ || part.any();
     if (any_) values_.fill_to(part.any() ? begin : end);
     values_.append(part.values);
-    for (int64_t row = 0; row < rows; ++row) present_.push_back(part.has(row));
+    for (int64_t row = 0; row < rows; ++row) {
+      everywhere_ = everywhere_ && part.has(row);
+      present_.fill_to(present_.size() + 1, static_cast<uint8_t>(part.has(row)));
+    }
   }
 
   Optional<RealColumn> finish() {
     if (!any_) return {};
-    const bool everywhere = std::find(present_.begin(), present_.end(), 0) == present_.end();
-    return {values_.finish(), everywhere ? Column<uint8_t>() : Column<uint8_t>(std::move(present_))};
+    return {values_.finish(), everywhere_ ? Column<uint8_t>() : present_.finish()};
   }
 
  private:
-  bool any_ = false;
+  bool any_ = false, everywhere_ = true;
   GrowingReals values_;
-  std::vector<uint8_t> present_;
+  Growing<uint8_t> present_;
 };
 
 }  // namespace espalier

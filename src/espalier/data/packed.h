@@ -7,6 +7,7 @@
 #include <map>
 #include <string>
 #include <type_traits>
+#include <vector>
 
 #include "espalier/data/reader.h"
 
@@ -18,10 +19,23 @@ namespace espalier {
 /// not ascend from 0 to their end) always throw. Tensors of other names are ignored.
 Trajectories read_packed(const std::filesystem::path& path, const ReadOptions& options, ReadReport* report);
 
+/// The texts of all rows, one after the other: row r has [offsets[r], offsets[r + 1]).
+struct PackedTexts {
+  std::string name;
+  Column<uint8_t> bytes;
+  Column<int64_t> offsets;  // [R + 1]
+};
+
+struct PackedOptions {
+  std::map<std::string, std::string> metadata{};
+  std::vector<PackedTexts> texts{};  // that are not in the Trajectories
+  bool keeps_doubles = false;        // F64 whatever the values are
+};
+
 /// Writes the packed form atomically. Real columns become F32 if that holds every value exactly, else F64;
 /// doubles that are mapped stay F64.
 void write_packed(const std::filesystem::path& path, const Trajectories& trajectories,
-                  const std::map<std::string, std::string>& metadata = {});
+                  const PackedOptions& options = {});
 
 /// Checks columns that are not from a file like those of a packed file: lengths, offsets that ascend from 0
 /// to the number of tokens, and values. Throws InputError "COLUMN: ..." or "row N: ...".

@@ -18,7 +18,7 @@ namespace {
 /// Tensors that view the columns or bytes owned by the list.
 class TensorList {
  public:
-  explicit TensorList(bool are_mapped) : are_mapped_(are_mapped) {}
+  explicit TensorList(bool keeps_doubles) : keeps_doubles_(keeps_doubles) {}
 
   template <typename T>
   void add(const std::string& name, std::span<const T> values, std::vector<int64_t> shape) {
@@ -38,7 +38,7 @@ class TensorList {
       return add(name, floats->span(), shape);
     const auto* doubles = std::get_if<Column<double>>(&column.values());
     const int64_t size = column.size();
-    bool all_float = doubles == nullptr || !are_mapped_;
+    bool all_float = doubles == nullptr || !keeps_doubles_;
     for (int64_t i = 0; i < size && all_float; ++i) {
       // Converting a double out of the range of float is undefined behaviour.
       all_float = std::abs(column[i]) <= std::numeric_limits<float>::max() &&
@@ -91,7 +91,7 @@ class TensorList {
     return *values;
   }
 
-  bool are_mapped_;  // doubles stay doubles, because a copy may be larger than memory
+  bool keeps_doubles_;
   std::vector<TensorView> tensors_;
   std::vector<std::shared_ptr<const void>> owned_;
 };
@@ -99,9 +99,10 @@ class TensorList {
 }  // namespace
 
 void write_packed(const std::filesystem::path& path, const Trajectories& trajectories,
-                  const std::map<std::string, std::string>& metadata) {
+                  const PackedOptions& options) {
   const Trajectories& t = trajectories;
-  TensorList tensors(static_cast<bool>(t.release));
+  // A copy of mapped doubles may be larger than memory.
+  TensorList tensors(options.keeps_doubles || t.release);
   const std::vector<int64_t> no_rows{0};
   tensors.add("offsets", t.offsets.empty() ? std::span(no_rows) : t.offsets.span());
   tensors.add("input_ids", t.input_ids.span());
@@ -121,6 +122,11 @@ void write_packed(const std::filesystem::path& path, const Trajectories& traject
   tensors.add_texts("trajectory_id", t.trajectory_id);
   tensors.add_texts("group_id", t.group_id);
   tensors.add_texts("pair_id", t.pair_id);
+  for (const PackedTexts& texts : options.texts) {
+    if (texts.bytes.empty()) continue;
+    tensors.add(texts.name, texts.bytes.span());
+    tensors.add(texts.name + ".offsets", texts.offsets.span());
+  }
   if (t.routes_per_token > 0)
     tensors.add("routed_experts", t.routed_experts.span(), {t.num_tokens(), t.routes_per_token});
   if (!t.turn_reward_offsets.empty()) {
@@ -131,7 +137,7 @@ void write_packed(const std::filesystem::path& path, const Trajectories& traject
     tensors.add("ref_topk_ids", t.ref_topk_ids.span(), {t.num_tokens(), t.ref_topk});
     tensors.add_reals("ref_topk_logprobs", t.ref_topk_logprobs, {t.num_tokens(), t.ref_topk});
   }
-  write_safetensors(path, tensors.sorted(), metadata, t.release);
+  write_safetensors(path, tensors.sorted(), options.metadata, t.release);
 }
 
 }  // namespace espalier

@@ -157,7 +157,8 @@ template <typename T, typename U>
 void check_same_values(std::string_view name, std::span<const T> values, std::string_view other_name,
                        std::span<const U> others) {
   for (size_t i = 0; i < std::min(values.size(), others.size()); ++i) {
-    if (static_cast<double>(values[i]) == static_cast<double>(others[i])) [[likely]]
+    const auto value = static_cast<double>(values[i]), other = static_cast<double>(others[i]);
+    if (value == other || (std::isnan(value) && std::isnan(other))) [[likely]]
       continue;
     throw_field(name,
                 fmt::format("the values of `{}`, which is the same field (keep one of them)", other_name),

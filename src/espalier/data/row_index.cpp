@@ -149,7 +149,7 @@ class RowIndex {
     if (descriptor_ < 0 || key_of(paths_, options_) != key_) return rows;
     json first_rows = json::array();
     for (const RowSource& source : rows.sources) first_rows.push_back(source.first_row);
-    write_packed(path_, rows, {{kKey, key_}, {kReport, dump({report_, first_rows})}});
+    write_packed(path_, rows, {.metadata = {{kKey, key_}, {kReport, dump({report_, first_rows})}}});
     unlock();
     note(
         fmt::format("note: {}: rows that take more than {} were written to {} ({}), which is mapped from now "

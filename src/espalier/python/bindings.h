@@ -4,6 +4,7 @@
 
 #include <nanobind/nanobind.h>
 
+#include "espalier/base/check.h"
 #include "espalier/base/interrupt.h"
 
 namespace espalier::python {
@@ -19,6 +20,19 @@ void check_signals();
 /// Iterates over an object that has a length and indices.
 nanobind::object iterator_of(nanobind::handle sequence);
 
+/// Calls a function that reads or writes files, without the GIL. A system call that a signal interrupts may
+/// look like a fault of the file, so exceptions of signal handlers take precedence.
+template <typename Call>
+auto on_files(Call call) {
+  try {
+    const nanobind::gil_scoped_release release;
+    return call();
+  } catch (const InputError&) {
+    check_signals();
+    throw;
+  }
+}
+
 /// A call guard for long work: releases the GIL and polls signals.
 struct Interruptible {
   nanobind::gil_scoped_release release;
@@ -27,6 +41,7 @@ struct Interruptible {
 
 void bind_forest(nanobind::module_& module);
 void bind_trajectories(nanobind::module_& module);
+void bind_rows(nanobind::module_& module);
 void bind_costs(nanobind::module_& module);
 void bind_plan(nanobind::module_& module);
 void bind_ranks(nanobind::module_& module);

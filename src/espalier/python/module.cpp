@@ -13,6 +13,7 @@ NB_MODULE(_core, module) {
   espalier::python::translate_errors();
   espalier::python::bind_forest(module);
   espalier::python::bind_trajectories(module);
+  espalier::python::bind_rows(module);
   espalier::python::bind_costs(module);
   espalier::python::bind_plan(module);
   espalier::python::bind_ranks(module);

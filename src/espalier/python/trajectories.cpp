@@ -140,19 +140,6 @@ std::string text(const Trajectories& rows) {
                      count_of(rows.num_tokens(), "token", "tokens"));
 }
 
-/// Calls a function that reads or writes files, without the GIL. A system call that a signal interrupts may
-/// look like a fault of the file, so exceptions of signal handlers take precedence.
-template <typename Call>
-auto on_files(Call call) {
-  try {
-    const nb::gil_scoped_release release;
-    return call();
-  } catch (const InputError&) {
-    check_signals();
-    throw;
-  }
-}
-
 nb::tuple read(const std::vector<std::filesystem::path>& paths, int64_t vocab_size, bool skip_bad_rows,
                int64_t max_rows, int64_t max_line_bytes) {
   ReadOptions options{.vocab_size = vocab_size,
