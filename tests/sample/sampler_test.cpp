@@ -62,7 +62,7 @@ class SamplerOfFamily : public ::testing::TestWithParam<Family> {};
 // Prompts of any tree, in pieces, with sequences that come and go: each is what it would be on its own, token
 // by token, from the same random numbers.
 TEST_P(SamplerOfFamily, EverySampleIsTheOneThatItsSequenceAloneWouldBe) {
-  constexpr int kForests = 12;
+  constexpr int kForests = 6;
   int64_t tokens_seen = 0, encoded = 0, flat = 0;
   double worst = 0;
   const Decoder decoder = tiny_decoder(tiny_config(GetParam(), kVocabulary), 31);
@@ -105,7 +105,7 @@ TEST_P(SamplerOfFamily, EverySampleIsTheOneThatItsSequenceAloneWouldBe) {
     flat += result.flat_prompt_tokens;
   }
   EXPECT_LE(worst, 1e-12);
-  EXPECT_GT(tokens_seen, 200);
+  EXPECT_GT(tokens_seen, 100);
   EXPECT_LT(encoded, flat);
   std::printf("%s: %lld tokens, %lld of %lld prompt tokens encoded: log-prob %.2g\n", to_string(GetParam()),
               static_cast<long long>(tokens_seen), static_cast<long long>(encoded),
