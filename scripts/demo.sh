@@ -117,3 +117,5 @@ show bin/espalier bench --model "$model" --data "$out/rows.jsonl" --dtype "$dtyp
 
 headline "Transformers loads the checkpoint"
 show "$python" scripts/answer.py "$out/run/checkpoints/step_$steps"
+
+printf '\nNext, with your own chats or rollouts: bin/espalier prepare --model DIR chats.jsonl -o rows.jsonl, and then bin/espalier inspect --data rows.jsonl\n'

@@ -2,7 +2,6 @@
 """espalier prepare: whatever is wrong with the input, the model or the machine ends in one line, and leaves nothing."""
 
 import builtins
-import fcntl
 import gzip
 import json
 import os
@@ -336,7 +335,7 @@ def start(models, tmp_path, *flags, **options):
                "--template-timeout", "0", *flags]
     process = subprocess.Popen(list(map(str, command)), env=os.environ | {"PYTHONPATH": str(PYTHON_FOLDER)},
                                stderr=subprocess.PIPE, text=True, **options)
-    while not list(tmp_path.glob(".rows*")) and process.poll() is None:
+    while not list(tmp_path.glob(".espalier-*.tmp")) and process.poll() is None:
         time.sleep(0.02)
     return process
 
@@ -365,25 +364,19 @@ def test_signals_end_in_one_line_and_leave_nothing(models, tmp_path, number, sta
         process.kill()
     assert process.returncode == status
     assert error.splitlines()[-1] == words and "Traceback" not in error
-    assert not list(tmp_path.glob("*rows*")) and not list(tmp_path.glob(".rows*"))
+    assert not list(tmp_path.glob("*rows*")) and not list(tmp_path.glob(".espalier*"))
 
 
-def test_what_a_killed_run_left_is_removed_by_the_next_unless_it_is_in_use(models, tmp_path, prepare):
-    killed = start(models, tmp_path)
-    killed.kill()
-    killed.communicate()
-    (left,) = tmp_path.glob(".rows*")
-    prepare("native", [CHAT])
-    assert left.exists(), "a young file may belong to a run that just begins"
-    os.utime(left, (0, 0))
-    with open(left, "rb") as held:
-        fcntl.flock(held, fcntl.LOCK_EX)
-        prepare("native", [CHAT])
-        assert left.exists(), "some process writes it"
-    other = tmp_path / ".rows.jsonl.notes.txt"
+def test_what_a_killed_run_left_is_removed_by_the_next_once_its_process_has_ended(models, tmp_path):
+    running = start(models, tmp_path)
+    (left,) = tmp_path.glob(".espalier-*.tmp")
+    assert run(models, tmp_path, [CHAT]).returncode == 0
+    assert left.exists(), "its process writes it"
+    running.kill()
+    running.communicate()
+    other = tmp_path / ".espalier-notes.tmp"
     other.write_text("mine")
-    os.utime(other, (0, 0))
-    assert prepare("native", [CHAT])[0] == 0
+    assert run(models, tmp_path, [CHAT]).returncode == 0
     assert not left.exists() and other.exists()
 
 
