@@ -3,7 +3,7 @@
 
     python liger_checks.py FOLDER     writes FOLDER/liger.json: {check: null, or its traceback}
 
-ESPALIER_LIGER=all in the environment: more families and options.
+ESPALIER_LIGER=all in the environment: more families, options, verify, Transformers' Trainer, and replaced classes.
 """
 
 import copy
@@ -290,8 +290,8 @@ def classes_are_replaced():
     assert (counts.fused, counts.edges) == ([], [NUM_EDGES])
 
 
-CHECKS = [llama, a_family_that_a_proof_decides_on, options, it_is_verified, trainers, trainers_of_trl,
-          *([qwen3, qwen2] if IS_WHOLE else []), classes_are_replaced]  # fmt: skip
+CHECKS = [llama, a_family_that_a_proof_decides_on, trainers_of_trl,
+          *([options, it_is_verified, trainers, qwen3, qwen2, classes_are_replaced] if IS_WHOLE else [])]  # fmt: skip
 
 
 def main(folder):

@@ -163,8 +163,8 @@ def test_a_row_has_one_temperature(folder):
 @pytest.mark.parametrize("field, value, expected", [
     ("temperature", -1.0, "a number >= 0"), ("top_k", 0.5, "a whole number >= 0"), ("top_p", 0.0, "a number above 0 and at most 1"),
 ])  # fmt: skip
-def test_values_out_of_range_are_named(field, value, expected):
+def test_values_out_of_range_are_named(field, value, expected, tmp_path):
     with pytest.raises(package.InputError, match=f"field `{field}`: expected {expected}"):
         package.trajectories([{"input_ids": [1, 2], field: value}])
     with pytest.raises(package.InputError, match=f"{field}.*expected {expected}"):
-        package.io.write_rows([{"input_ids": [1, 2], field: value}], "/dev/null")
+        package.io.write_rows([{"input_ids": [1, 2], field: value}], tmp_path / "rows.jsonl")

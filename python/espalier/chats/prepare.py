@@ -6,8 +6,6 @@ import os
 from array import array
 from pathlib import Path
 
-import numpy as np
-
 from ..commands.console import count_of, say
 from ..commands.model import load_tokenizer, vocab_size_of
 from ..commands.progress import Progress
@@ -95,6 +93,8 @@ def _write_rows(writer, converter, arguments, kinds, name, report):
 
 
 def _write_outcome(writer, outcome, names, pair_names, report):
+    import numpy as np  # not before the model is read, whose absence has a message of its own
+
     record = outcome.record
     report.add(outcome)
     pair = None
