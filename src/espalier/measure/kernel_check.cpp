@@ -14,7 +14,7 @@
 
 #include "espalier/base/environment.h"
 #include "espalier/base/hash.h"
-#include "espalier/base/output.h"
+#include "espalier/base/messages.h"
 #include "espalier/base/units.h"
 #include "espalier/measure/calibrate.h"
 #include "espalier/ops/attention/cuda.h"
@@ -215,13 +215,13 @@ int run_check(const std::string& family, const std::string& device_name, const s
     return 0;
   }
   if (!finding.fault.empty()) {
-    print_output("{}: FAILED: {}\n", family, finding.fault);
+    log_line("{}: FAILED: {}", family, finding.fault);
     return 1;
   }
   if (finding.checks == 0) {
-    print_output("{}: not for {} in this build\n", family, device.str());
+    log_line("{}: not for {} in this build", family, device.str());
   } else {
-    print_output("{}: passed {}\n", family, count_of(finding.checks, "check", "checks"));
+    log_line("{}: passed {}", family, count_of(finding.checks, "check", "checks"));
   }
   return 0;
 }
