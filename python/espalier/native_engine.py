@@ -23,7 +23,8 @@ else:
     try:
         native = engine_library.find()
     except ImportError as error:
-        raise ImportError(f"espalier.Engine: expected the compiled trainer (espalier._engine): {error}", name=error.name) from None
+        raise ImportError(f"espalier.Engine: expected the compiled trainer (espalier._engine): {error}",
+                          name=error.name) from None  # fmt: skip
 
 # A process that checks one family of kernels: native.check_kernels(family, device, file) follows. None: there is no
 # interpreter to run it with, as where Python is embedded.
