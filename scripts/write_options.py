@@ -127,10 +127,7 @@ def flags(native):
 
     libraries = {"inspect": core, "plan": core, "synth": core, "bench": native, "device": native, "train": native, "verify": native}
     described = {name: json.loads(library.describe_command(name)) for name, library in libraries.items()}
-    described["sampling"] = [{"name": each["name"], "names": [f"--{each['name']}"], "value": each["value"], "words": each["words"],
-                              "default": each["default"], "group": each["group"], "path": "", "required": False,
-                              "several": each["list"], "hidden": False, "help": each["help"]}
-                             for each in json.loads(native.sampling_options())]  # fmt: skip
+    described["sampling"] = json.loads(native.sampling_options())
     lines = [f'  "{name}": [\n' + ",\n".join(f"    {json.dumps(each, ensure_ascii=False)}" for each in options) + "\n  ]"
              for name, options in described.items()]  # fmt: skip
     return "{\n" + ",\n".join(lines) + "\n}\n"

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
+from . import errors
 from .commands.command import run_command
 from .commands.command_line import nearest_word, print_whole
 from .commands.console import say
@@ -51,6 +52,7 @@ def run(arguments: Sequence[str]) -> int:
 
 def main() -> NoReturn:
     """Runs the command of this process, and ends it."""
+    errors.IN_COMMAND = True
     open_standard_streams()
     # An interrupt while modules are read ends the process without a traceback; commands that clean up handle it.
     interrupts = signal.getsignal(signal.SIGINT) is signal.default_int_handler

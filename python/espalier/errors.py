@@ -1,17 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """What can go wrong with what a user gave."""
 
-import re
 import sys
 
 from . import name_clash
 
 name_clash.check(sys.modules["espalier"])  # every module of the package comes here first
 
-# A command in back-ticks, which is left as it is, or a flag, with its value where it is one of a few names.
-_FLAG = re.compile(r"(?P<command>`[a-z]+ [^`]*`)|(?<![\w-])--(?P<name>[a-z][a-z-]*[a-z])"
-                   r"(?: (?P<value>auto|partition|tree-packing|append-only|sequence-packing|none|layer|piece|rows|groups|group|"
-                   r"linear|cosine)\b)?")  # fmt: skip
+IN_COMMAND = False  # whether messages of the library name flags of commands (--token-budget), and not arguments (token_budget)
 
 
 class InputError(ValueError):
@@ -25,8 +21,6 @@ class InputError(ValueError):
         ...     print(type(error).__mro__[1].__name__)
         ValueError
     """
-
-    command_message: str | None = None  # the message with flags where it has keyword arguments, if the library wrote it
 
 
 class UsageError(InputError):
@@ -69,33 +63,3 @@ def is_failure(error: BaseException) -> bool:
 def in_one_line(failure: BaseException) -> str:
     """The type of a failure and the beginning of its message, for a message that names it."""
     return f"{type(failure).__name__}: {' '.join(str(failure).split())[:300]}"
-
-
-def python_names(text: str) -> str:
-    """A message of the library as callers from Python read it: flags of the command line are keyword arguments there.
-
-    >>> python_names("expected --strategy partition, or a larger --token-budget (see `espalier plan --help`)")
-    'expected strategy="partition", or a larger token_budget (see `espalier plan --help`)'
-    """
-
-    def named(match: re.Match[str]) -> str:
-        if match["command"]:
-            return match[0]
-        name = match["name"].replace("-", "_")
-        return f'{name}="{match["value"]}"' if match["value"] else name
-
-    return _FLAG.sub(named, text)
-
-
-def library_error(message: str) -> InputError:
-    """The InputError for one of the library in C++."""
-    error = InputError(python_names(message))
-    error.command_message = message
-    return error
-
-
-def usage_error(message: str) -> UsageError:
-    """The UsageError for one of the library in C++."""
-    error = UsageError(python_names(message))
-    error.command_message = message
-    return error

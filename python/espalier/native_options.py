@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from .errors import InputError, python_names
+from .errors import InputError
 from .options_base import Options
 
 Option: TypeAlias = bool | int | float | str | os.PathLike[str] | Sequence[str] | None
@@ -16,9 +16,9 @@ Option: TypeAlias = bool | int | float | str | os.PathLike[str] | Sequence[str] 
 LISTS = ("lora_targets",)  # options that may be lists of texts
 
 
-def described(description: str) -> dict[str, tuple[Any, str]]:
+def described(description: str) -> dict[str, tuple[str, str]]:
     """Defaults and meanings by name, of a description of options as JSON."""
-    return {each["name"].replace("-", "_"): (each["default"], python_names(each["help"])) for each in json.loads(description)}
+    return {each["name"].replace("-", "_"): (each["default"], each["help"]) for each in json.loads(description)}
 
 
 def given_options(name: str, options: Options | None, kind: type[Options]) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .errors import InputError, python_names
+from .errors import InputError
 from .native import core
 from .page.render import page_of
 from .printed.inspect import report_text
@@ -68,7 +68,7 @@ class Report:
         return page_of(**json.loads(self._found.page_data(self._title)))
 
     def __str__(self) -> str:
-        return python_names(report_text(self.data, has_model=False))
+        return report_text(self.data, has_model=False, model="model")
 
     def __repr__(self) -> str:
         return f"<espalier.Report of {self._title}: {self.data['verdict']['text']}>"

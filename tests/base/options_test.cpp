@@ -165,7 +165,6 @@ TEST(Options, DefaultsAreThePresentValues) {
   EXPECT_EQ(shown("shade"), "by colour");
   EXPECT_EQ(shown("ratios"), "1,2.5");
   for (const char* none : {"name", "flag", "files", "ids"}) EXPECT_EQ(shown(none), "");
-  EXPECT_EQ(settings.list.at("name").text().names, (std::vector<std::string>{"-n", "--name"}));
   EXPECT_EQ(settings.list.at("name").text().group, "Others");
 }
 
@@ -205,8 +204,8 @@ TEST(Options, DescriptionsSayWhatThereIs) {
   const auto all = settings.list.description();
   ASSERT_EQ(all.size(), settings.list.all().size());
   EXPECT_EQ(all[0].dump(),
-            R"({"name":"steps","kind":"whole","value":"N","words":[],"default":"3","list":false,)"
-            R"("group":"Options","help":"Steps"})");
+            R"({"name":"steps","letter":"","kind":"whole","value":"N","words":[],"default":"3","list":false,)"
+            R"("path":"","required":false,"hidden":false,"group":"Options","help":"Steps"})");
 }
 
 }  // namespace

@@ -5,7 +5,6 @@ list(APPEND core_test_sources
   ${CMAKE_CURRENT_LIST_DIR}/content_hash_test.cpp
   ${CMAKE_CURRENT_LIST_DIR}/field_names_test.cpp
   ${CMAKE_CURRENT_LIST_DIR}/file_patterns_test.cpp
-  ${CMAKE_CURRENT_LIST_DIR}/foreign_rows_test.cpp
   ${CMAKE_CURRENT_LIST_DIR}/jsonl_reader_test.cpp
   ${CMAKE_CURRENT_LIST_DIR}/large_numbers_test.cpp
   ${CMAKE_CURRENT_LIST_DIR}/line_reader_test.cpp

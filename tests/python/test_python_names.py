@@ -1,25 +1,27 @@
 # SPDX-License-Identifier: Apache-2.0
 """Messages to callers from Python name keyword arguments, not flags of the command line."""
 
+import os
 import re
+import subprocess
+import sys
 
 import pytest
 
 import espalier
-from espalier.errors import python_names
+from conftest import REPOSITORY
+from espalier.native import core
 
 
-@pytest.mark.parametrize("text, expected", [
-    ("expected --strategy partition or auto", 'expected strategy="partition" or auto'),
-    ("give a smaller --memory-budget, --token-budget or --batch-size", "give a smaller memory_budget, token_budget or batch_size"),
-    ("--device cuda:1: no CUDA device is visible", "device cuda:1: no CUDA device is visible"),
-    ("(shown by `espalier device --check moe --device cuda:0`)", "(shown by `espalier device --check moe --device cuda:0`)"),
-    ("`--model` gives FLOPs", "`model` gives FLOPs"),
-    ("a--b, --, ---x and x--strategy partition", "a--b, --, ---x and x--strategy partition"),
-    ("--strategy partitions", "strategy partitions"),
-])  # fmt: skip
-def test_names(text, expected):
-    assert python_names(text) == expected
+def test_options():
+    with pytest.raises(espalier.InputError) as raised:
+        core.check_options("plan", [("token-budget", "-1")])
+    assert str(raised.value) == "token_budget: expected a whole number of at least 0, received -1"
+    in_command = "from espalier import errors; errors.IN_COMMAND = True; from espalier.native import core; "
+    code = in_command + "core.check_options('plan', [('token-budget', '-1')])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True,
+                          env={**os.environ, "PYTHONPATH": str(REPOSITORY / "python")})  # fmt: skip
+    assert done.stderr.endswith("--token-budget: expected a whole number of at least 0, received -1\n"), done.stderr
 
 
 def test_plans():

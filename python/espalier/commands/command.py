@@ -34,9 +34,9 @@ def run_command(name: str, work: Callable[[], int | None]) -> int:
     except SystemExit:
         raise
     except UsageError as error:
-        return failed(f"{error.command_message or error} (see `espalier {name} --help`)", 2)
+        return failed(f"{error} (see `espalier {name} --help`)", 2)
     except InputError as error:
-        return failed(error.command_message or str(error))
+        return failed(str(error))
     except BrokenPipeError:
         die_of_closed_pipe()
         raise

@@ -27,7 +27,7 @@ def nearest_word(word, known):
 
 def byte_count(text):
     """A size such as 8GiB, 500MB or a number of bytes."""
-    size = re.fullmatch(r"(\d+\.?\d*) *(?:([kmgtpe])(i)?)?b?", text, re.ASCII | re.IGNORECASE)
+    size = re.fullmatch(r"(\d+\.?\d*) *(?:([kmgtpe])(i)?)?b?", str(text), re.ASCII | re.IGNORECASE)
     power = " kmgtpe".index(size[2].lower()) if size and size[2] else 0
     count = int(float(size[1]) * (1024 if size[3] else 1000) ** power) if size else 0
     if count <= 0:

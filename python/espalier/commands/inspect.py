@@ -9,11 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import InputError
+from ..native import core
+from ..rows.advice import kind_of_data
 from .command import run_command
-from .command_line import print_whole
+from .command_line import byte_count, print_whole
 from .console import printable
 from .native import print_result, run_native, texts_of
-from .parser import OUTPUT, CommandParser
+from .parser import DATA, OUTPUT, CommandParser
 from .process import Process
 
 DESCRIPTION = "Show which prefixes the trajectories share, what that gains, and what is lost."
@@ -30,6 +32,8 @@ def parser() -> CommandParser:
     """All flags."""
     made = CommandParser("inspect", DESCRIPTION, EPILOG)
     made.options("inspect")
+    made.group(DATA)
+    made.flag("per-turn", "Chats: one trajectory for each message of the assistant, not one for each conversation")
     made.group(OUTPUT)
     made.flag("json", "Print JSON")
     made.others()
@@ -39,19 +43,35 @@ def parser() -> CommandParser:
 def _inspect(words: Sequence[str]) -> None:
     """Prints the report."""
     arguments, process = parser().parse(words), Process()
-    texts = texts_of(arguments, without=("json",))
-    result = _report(texts, process)
-    if "convert" in result:
+    texts = texts_of(arguments, without=("json", "per_turn"))
+    files = core.expand_file_patterns(arguments.data or [])
+    if _needs_conversion(files, arguments):
         with tempfile.TemporaryDirectory(prefix="espalier-inspect-") as folder:
             rows = Path(folder) / "rows.safetensors"
-            _convert(arguments, result["convert"], rows)
+            _convert(arguments, files, rows)
             kept = [(name, text) for name, text in texts if name in ("model", "html")]
-            converted = [("converted-from", file) for file in result["convert"]]
+            converted = [("converted-from", str(file)) for file in files]
             result = _report([("data", str(rows)), *kept, *converted], process)
+    else:
+        result = _report(texts, process)
     has_model = arguments.model is not None
     print_result("inspect", result | {"has_model": has_model, "as_json": bool(arguments.json)})
     if arguments.html and not arguments.json:
         print_whole(f"wrote {printable(arguments.html)}\n")
+
+
+def _needs_conversion(files: Sequence[Path], arguments: argparse.Namespace) -> bool:
+    """Whether `espalier prepare` has to convert the files first. Raises InputError where it has to convert only some of them."""
+    most = byte_count(arguments.max_row_bytes or core.MAX_ROW_BYTES)
+    kinds = {file: kind_of_data(file, most, skips=bool(arguments.skip_bad_rows)) for file in files}
+    raw = [file for file, kind in kinds.items() if kind and kind.name != "rows"]
+    rows = [file for file in files if file not in raw]
+    if raw and rows:
+        raise InputError("--data: expected files of rows, or files that are converted to rows, received both: "
+                         f"{raw[0]} is converted, {rows[0]} is not; convert the former with `espalier prepare`")
+    if rows and arguments.per_turn:
+        raise InputError(f"--per-turn: expected chats, received rows ({rows[0]})")
+    return bool(raw)
 
 
 def _report(texts: Sequence[tuple[str, str]], process: Process) -> dict[str, Any]:
@@ -60,7 +80,7 @@ def _report(texts: Sequence[tuple[str, str]], process: Process) -> dict[str, Any
     return result
 
 
-def _convert(arguments: argparse.Namespace, files: Sequence[str], rows: Path) -> None:
+def _convert(arguments: argparse.Namespace, files: Sequence[Path], rows: Path) -> None:
     """Writes the rows of files that are none."""
     from .arguments import parse_prepare
     from .prepare import run
@@ -71,7 +91,7 @@ def _convert(arguments: argparse.Namespace, files: Sequence[str], rows: Path) ->
         words += [f"--{name}={value}"] if value is not None and value != "0" else []
     words += ["--per-turn"] if arguments.per_turn else []
     words += ["--skip-bad-rows"] if arguments.skip_bad_rows else []
-    prepare_arguments = parse_prepare([*words, "--", *files])
+    prepare_arguments = parse_prepare([*words, "--", *map(str, files)])
     try:
         _check(prepare_arguments)
         run(prepare_arguments)

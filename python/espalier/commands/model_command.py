@@ -2,6 +2,8 @@
 """What commands need that compute with a model in Python, by themselves or as ranks of torchrun."""
 
 from ..engine_library import load
+from ..errors import InputError
+from ..rows.advice import with_advice
 from .command_line import print_whole
 from .console import say
 from .parser import DATA_FLAGS, present_values
@@ -31,7 +33,10 @@ class Work:
         """The rows that the flags name, checked for the model; a line on stderr tells of them."""
         from ..native_options import named_texts
 
-        return self._native.read_data(arguments.model, arguments.data, named_texts(present_values(arguments, DATA_FLAGS)))
+        try:
+            return self._native.read_data(arguments.model, arguments.data, named_texts(present_values(arguments, DATA_FLAGS)))
+        except InputError as error:
+            raise with_advice(error) from None
 
     def check_file(self, path):
         """Raises InputError where the file cannot be written."""

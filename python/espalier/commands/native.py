@@ -7,7 +7,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from ..errors import InputError, UsageError
 from ..printed import text_of
+from ..rows.advice import with_advice
 from ..vocabulary import token_bytes
 from . import toml
 from .command_line import print_whole
@@ -71,6 +73,15 @@ def run_native(name: str, texts: Sequence[tuple[str, str]], process: Process, ra
         InputError: The work fails by what the user gave.
         RuntimeError: It fails otherwise.
     """
+    try:
+        return _run(name, texts, process, ranks)
+    except UsageError:
+        raise
+    except InputError as error:
+        raise with_advice(error) from None
+
+
+def _run(name: str, texts: Sequence[tuple[str, str]], process: Process, ranks: Ranks | None) -> tuple[int, Any]:
     tells = ranks is None or ranks.is_first
     status: int
     if name in WITHOUT_TORCH and not (name == "plan" and dict(texts).get("model")):

@@ -149,8 +149,8 @@ class CommandParser(ArgumentParser):
         if command == "plan":
             self._shared.append(name.replace("-", "_"))
         self.flag(name, help or each["help"], each["value"], read, words=each["words"], path=each["path"],
-                  default=each["default"], letter=each["names"][0] if len(each["names"]) > 1 else "", required=each["required"],
-                  several=each["several"])  # fmt: skip
+                  default=each["default"], letter=each["letter"] and f"-{each['letter']}",
+                  required=each["required"], several=each["list"])  # fmt: skip
 
     def options(self, command: str) -> None:
         """All flags that the library describes for a command, in their groups."""

@@ -37,7 +37,7 @@ def main(arguments: Sequence[str]) -> NoReturn:
     try:
         status = process.run(lambda: _run(arguments, process))
     except InputError as error:
-        _fail(alarm, InputError(error.command_message or str(error)))
+        _fail(alarm, error)
     except SystemExit:  # wrong arguments, which all ranks have
         raise
     except BaseException as error:

@@ -20,7 +20,7 @@ def checked(row):
     try:
         return core.checked_row(row)
     except InputError as error:
-        raise BadRow.saying(error.command_message or str(error)) from None
+        raise BadRow.saying(str(error)) from None
 
 
 def token_ids(values, name):

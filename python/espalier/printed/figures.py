@@ -62,8 +62,9 @@ def gain_figures(report: dict[str, Any]) -> list[tuple[float, str, str]]:
     return figures[::-1] if merging_helps else figures
 
 
-def gains_text(report: dict[str, Any], *, has_model: bool) -> str:
-    """Both predicted gains under a title that names the unit and, without a model, what --model would add."""
-    unit = report["prediction_counts"] + ("" if report["prediction_counts"] == "FLOPs" or has_model else "; --model gives FLOPs")
+def gains_text(report: dict[str, Any], *, has_model: bool, model: str = "--model") -> str:
+    """Both predicted gains under a title that names the unit and, without a model, what `model` would add."""
+    knows_all = report["prediction_counts"] == "FLOPs" or has_model
+    unit = report["prediction_counts"] + ("" if knows_all else f"; {model} gives FLOPs")
     lines = "".join(f"{gain:>10.2f}x over {over}: {meaning}\n" for gain, over, meaning in gain_figures(report))
     return f"predicted speed-up, at most (in {unit})\n{lines}"

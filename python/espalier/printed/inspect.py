@@ -16,15 +16,16 @@ _TOTALS = (("trajectories", "trajectories", ","), ("trees", "trees", ","), ("nod
            ("mean branching", "mean_branching", ".2f"), ("largest branching", "max_branching", ","))  # fmt: skip
 
 
-def report_text(report: dict[str, Any], *, has_model: bool, as_json: bool = False) -> str:
-    """The library's report as lines that are safe to print on a terminal, or what --json gives."""
+def report_text(report: dict[str, Any], *, has_model: bool, as_json: bool = False, model: str = "--model") -> str:
+    """The library's report as lines that are safe to print on a terminal, or what --json gives. `model`: how messages name the
+    model."""
     report = with_verdict(report)
     if as_json:
         return json.dumps(report, indent=2, ensure_ascii=False) + "\n"
     verdict = report["verdict"]
     text = "".join(f"{name:<22}{format(report[key], form):>16}\n" for name, key, form in _TOTALS)
-    text += _multiplicity(report) + _depth(report) + _sharing(report["sharing"])
-    text += f"\n{gains_text(report, has_model=has_model)}verdict: {verdict['text']}\n"
+    text += _multiplicity(report) + _depth(report) + _sharing(report["sharing"], model)
+    text += f"\n{gains_text(report, has_model=has_model, model=model)}verdict: {verdict['text']}\n"
     return text + (f"{verdict['advice']}\n" if verdict["advice"] else "")
 
 
@@ -55,8 +56,8 @@ def _depth(report: dict[str, Any]) -> str:
     return text
 
 
-def _sharing(sharing: dict[str, Any]) -> str:
-    known = "" if sharing["text_known"] else " (ids only: --model with a tokenizer.json distinguishes more causes)"
+def _sharing(sharing: dict[str, Any], model: str) -> str:
+    known = "" if sharing["text_known"] else f" (ids only: {model} with a tokenizer.json distinguishes more causes)"
     text = f"\ntrajectories diverge at {count_of(sharing['places'], 'place')}{known}\n"
     if not sharing["places"]:
         return text

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from ..errors import InputError
 from ..native import core
+from .advice import with_advice
 from .fields import ROW_NUMBERS
 from .sequences import Row, listed
 
@@ -62,7 +63,10 @@ def read(paths: str | os.PathLike[str] | Iterable[str | os.PathLike[str]], *, vo
             raise InputError(f"{name}: expected a whole number from {int(name == 'max_row_bytes')}, received {value}")
     files = core.expand_file_patterns([os.fspath(name) for name in names])
     rows: Trajectories
-    rows, skipped, errors, ignored = core.read(files, vocab_size, skip_bad_rows, limit, max_row_bytes)
+    try:
+        rows, skipped, errors, ignored = core.read(files, vocab_size, skip_bad_rows, limit, max_row_bytes)
+    except InputError as error:
+        raise with_advice(error) from None
     if skipped:
         warnings.warn(f"skipped {skipped} bad rows of {skipped + len(rows)}, the first: {errors[0]}", stacklevel=2)
     if ignored:

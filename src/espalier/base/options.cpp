@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+#include "espalier/base/option_names.h"
 #include "espalier/base/options.h"
 
 #include <fmt/ranges.h>
@@ -168,8 +169,6 @@ Option::Option(const std::string& name, OptionKind kind, OptionTarget target, co
            .group = traits_.group,
            .path = traits_.path,
            .required = traits_.required};
-  if (traits_.letter != '\0') text_.names.push_back({'-', traits_.letter});
-  if (!traits_.stands_alone) text_.names.push_back("--" + name);
   text_.value = !traits_.shown.empty()            ? traits_.shown
                 : text_.path == PathKind::kFile   ? "FILE"
                 : text_.path == PathKind::kFolder ? "DIR"
@@ -194,10 +193,9 @@ void Option::set(std::vector<std::string> texts) {
   } catch (const InputError& error) {
     const std::string_view fault = error.what();
     throw InputError(
-        fmt::format("{}{}", text_.names.empty() || fault.starts_with("--" + name_ + ": ") ? "" : "--",
-                    fault.starts_with(name_ + ": ") || fault.starts_with("--" + name_ + ": ")
-                        ? fault
-                        : fmt::format("{}: {}", name_, fault)));
+        fault.starts_with(named(name_) + ": ") ? std::string(fault)
+        : fault.starts_with(name_ + ": ")      ? named(name_) + std::string(fault.substr(name_.size()))
+                                               : fmt::format("{}: {}", named(name_), fault));
   }
   given_ = std::move(texts);
 }
@@ -213,8 +211,8 @@ void Option::check() const {
   const nlohmann::ordered_json present = value();
   if (!present.is_number() || (kind_ != OptionKind::kWhole && kind_ != OptionKind::kReal)) return;
   const auto number = present.get<double>();
-  ESPALIER_CHECK(is_in(number, traits_), "{}{}: expected {}, received {}", text_.names.empty() ? "" : "--",
-                 name_, expected(traits_, kind_ == OptionKind::kWhole, number), number);
+  ESPALIER_CHECK(is_in(number, traits_), "{}: expected {}, received {}", named(name_),
+                 expected(traits_, kind_ == OptionKind::kWhole, number), number);
 }
 
 template <class Target>
@@ -254,7 +252,7 @@ template void OptionList::add(const std::string&, std::vector<std::string>*, con
                               OptionTraits);
 
 void OptionList::add(Option option) {
-  if (option.text_.group.empty()) option.text_.group = option.traits_.stands_alone ? "Arguments" : group_;
+  if (option.text_.group.empty()) option.text_.group = group_;
   options_.push_back(std::move(option));
 }
 
@@ -287,7 +285,7 @@ void OptionList::set(const NamedTexts& texts) {
   for (const Option& option : options_) {
     const std::string& other = option.traits().excludes;
     ESPALIER_CHECK(other.empty() || !option.is_given() || !at(other).is_given(),
-                   "--{}: cannot be combined with --{}", option.name(), other);
+                   "{}: cannot be combined with {}", named(option.name()), named(other));
   }
 }
 
@@ -305,15 +303,20 @@ void OptionList::check() const {
 
 nlohmann::ordered_json OptionList::description() const {
   constexpr std::array kKinds{"flag", "whole", "real", "text"};
+  constexpr std::array kPaths{"", "file", "folder"};
   auto all = nlohmann::ordered_json::array();
   for (const Option& option : options_) {
     const OptionText& text = option.text();
     all.push_back({{"name", option.name()},
+                   {"letter", std::string(option.traits().letter != '\0', option.traits().letter)},
                    {"kind", kKinds.at(static_cast<size_t>(option.kind()))},
                    {"value", text.value},
                    {"words", text.words},
                    {"default", text.default_value},
                    {"list", option.is_list()},
+                   {"path", kPaths.at(static_cast<size_t>(text.path))},
+                   {"required", text.required},
+                   {"hidden", option.traits().hidden},
                    {"group", text.group},
                    {"help", text.help}});
   }

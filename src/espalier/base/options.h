@@ -24,7 +24,6 @@ enum class PathKind { kNone, kFile, kFolder };
 
 /// What the help shows of an option.
 struct OptionText {
-  std::vector<std::string> names{};  // such as -o and --out, short ones first; empty: a positional argument
   std::string value{};               // placeholder of the value, such as FILE; empty: it takes no value
   std::vector<std::string> words{};  // the accepted values, if they are words
   std::string default_value{};       // empty: none, or described in the help
@@ -54,7 +53,6 @@ struct OptionTraits {
   std::string group{};  // replaces the list's current group
   bool required = false;
   bool hidden = false;        // from help
-  bool stands_alone = false;  // a positional argument
   bool has_commas = false;    // a comma-separated list
   bool shows_default = true;
   std::string derived{};    // describes a default that depends on other options; runs store the actual value
@@ -137,8 +135,8 @@ class OptionList {
   nlohmann::ordered_json settings() const;
   void check() const;
 
-  /// [{"name", "kind": "flag" | "whole" | "real" | "text", "value", "words", "default", "list", "group",
-  /// "help"}]
+  /// For each option: name, letter, kind ("flag", "whole", "real" or "text"), value (its placeholder), words,
+  /// default, list, path ("file", "folder" or ""), required, hidden, group and help.
   nlohmann::ordered_json description() const;
 
  private:

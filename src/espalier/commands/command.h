@@ -75,9 +75,6 @@ struct Command {
   /// Sets the options and runs. Throws UsageError as well where one is missing, InputError and others where
   /// the work fails.
   Result operator()(const NamedTexts& texts);
-  /// Name, names of flags, placeholder, words, default, help, group, kind of path, and whether it is required,
-  /// takes several values or is hidden, of each option.
-  nlohmann::ordered_json description() const;
 };
 
 // The Caller must outlive the command.

@@ -8,6 +8,7 @@
 #include <set>
 #include <string_view>
 
+#include "espalier/base/option_names.h"
 #include "espalier/base/options.h"
 
 namespace espalier {
@@ -117,11 +118,11 @@ double lora_scale(const LoraOptions& options) {
 }
 
 void check_lora_options(const LoraOptions& options) {
-  ESPALIER_CHECK(options.rank >= 1, "--lora-rank: expected a whole number of at least 1, received {}",
-                 options.rank);
+  ESPALIER_CHECK(options.rank >= 1, "{}: expected a whole number of at least 1, received {}",
+                 named("lora-rank"), options.rank);
   ESPALIER_CHECK(options.alpha > 0 && std::isfinite(options.alpha),
-                 "--lora-alpha: expected a finite number above 0, received {}", options.alpha);
-  ESPALIER_CHECK(!options.targets.empty(), "lora-targets: expected names of linear maps, received none");
+                 "{}: expected a finite number above 0, received {}", named("lora-alpha"), options.alpha);
+  ESPALIER_CHECK(!options.targets.empty(), "{}: expected names of linear maps, received none", named("lora-targets"));
 }
 
 std::vector<LinearMap> adaptable_maps(const ModelSpec& spec) {

@@ -1,16 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "espalier/data/reader.h"
 
+#include <fmt/ranges.h>
 #include <simdjson.h>
 
+#include <algorithm>
+#include <filesystem>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
 #include "espalier/base/printable.h"
 #include "espalier/data/builder.h"
-#include "espalier/data/foreign_rows.h"
 #include "espalier/data/large_numbers.h"
 #include "espalier/data/line_reader.h"
 #include "espalier/data/row_checks.h"
@@ -21,6 +24,17 @@ namespace espalier {
 namespace {
 
 namespace dom = simdjson::dom;
+
+/// A row without token ids, by the names of its fields.
+std::string without_ids(const std::vector<std::string_view>& fields) {
+  constexpr size_t kMost = 8;
+  std::vector<std::string> names;
+  for (size_t i = 0; i < std::min(kMost, fields.size()); ++i)
+    names.push_back(fmt::format("`{}`", shortened(fields[i], 30)));
+  if (names.empty()) return "an object without fields";
+  return fmt::format("a row without it (its fields: {}{})", fmt::join(names, ", "),
+                     fields.size() > kMost ? ", ..." : "");
+}
 
 static_assert(LineReader::kPadding >= simdjson::SIMDJSON_PADDING);
 
@@ -162,9 +176,7 @@ class JsonElement {
 /// Parses lines into rows. Reuses its memory from line to line.
 class LineParser {
  public:
-  /// `file` is used in messages.
-  LineParser(const std::filesystem::path& file, int64_t vocab_size, FieldTally* tally)
-      : file_(file), tally_(*tally), row_(vocab_size) {}
+  LineParser(int64_t vocab_size, FieldTally* tally) : tally_(*tally), row_(vocab_size) {}
 
   /// Parses `line`, which must be followed by LineReader::kPadding readable bytes, as RowParser does. The
   /// result is valid until the next call.
@@ -177,7 +189,6 @@ class LineParser {
   dom::object parse_object(std::string_view line);
   [[noreturn]] void throw_without_ids(std::string_view line);
 
-  std::filesystem::path file_;
   FieldTally& tally_;
   dom::parser parser_;
   RowParser<JsonElement> row_;
@@ -193,8 +204,6 @@ dom::object LineParser::parse_object(std::string_view line) {
   }
   dom::object object;
   if (error == simdjson::SUCCESS && root.get(object) == simdjson::SUCCESS) return object;
-  if (const std::string foreign = describe_foreign_line(line, file_); !foreign.empty())
-    throw InputError("expected a JSON object, received " + foreign);
   if (error != simdjson::SUCCESS) throw_malformed(line, error);
   throw InputError("expected a JSON object, received " + described(root));
 }
@@ -213,7 +222,7 @@ void LineParser::throw_without_ids(std::string_view line) {
   std::vector<std::string_view> names;
   for (const auto [key, value] : parse_object(line)) names.push_back(key);
   throw_field("input_ids", "a list of token ids",
-              row_.has_seen_ids() ? "null" : describe_foreign_row(names, file_));
+              row_.has_seen_ids() ? "null" : without_ids(names));
 }
 
 void LineParser::keep(const TrajectoryRow& row) {
@@ -239,10 +248,12 @@ void append_jsonl(const std::filesystem::path& path, const ReadOptions& options,
   const std::string file = path.string();
   // If bad rows are errors, the rest of a line that is too long is not read.
   constexpr int64_t kMostPassedOver = int64_t{1} << 34;
-  refuse_foreign_file(path);
+  ESPALIER_CHECK(!std::filesystem::is_directory(path),
+                 "{}: expected a file of trajectories, received a folder; name its files, such as '{}/*.jsonl'",
+                 file, file);
   LineReader lines(path, options.max_line_bytes, options.skip_bad_rows ? kMostPassedOver : 0);
   RowReport rows(options, report);
-  LineParser parser(path, options.vocab_size, &rows.fields());
+  LineParser parser(options.vocab_size, &rows.fields());
   lines.on_read = [&] { rows.progress(lines.fraction(), lines.bytes_read()); };
   std::string_view line;
   while (!rows.enough()) {

@@ -16,6 +16,7 @@
 
 #include "espalier/base/check.h"
 #include "espalier/base/hash.h"
+#include "espalier/base/option_names.h"
 #include "espalier/base/safetensors.h"
 #include "espalier/base/units.h"
 #include "espalier/data/packed.h"
@@ -129,8 +130,8 @@ class RowIndex {
     if (descriptor_ < 0) {
       note(fmt::format(
           "warning: {}: rows that take more than {} stay in memory, because {} cannot be written: {}; give "
-          "--row-cache DIR",
-          paths_.front().string(), memory(), path_.string(), system_message(errno)));
+          "{}",
+          paths_.front().string(), memory(), path_.string(), system_message(errno), named("row-cache", "DIR")));
       return {};
     }
     // Where a file system has no locks, several processes may write; the last one wins.
@@ -153,10 +154,9 @@ class RowIndex {
     unlock();
     note(
         fmt::format("note: {}: rows that take more than {} were written to {} ({}), which is mapped from now "
-                    "on; --row-cache "
-                    "off keeps them in memory",
+                    "on; {} keeps them in memory",
                     paths_.front().string(), memory(), path_.string(),
-                    human_bytes(static_cast<double>(fs::file_size(path_)))));
+                    human_bytes(static_cast<double>(fs::file_size(path_))), named("row-cache", "off")));
     std::optional<Trajectories> mapped = open();
     return mapped ? std::move(*mapped) : std::move(rows);
   }

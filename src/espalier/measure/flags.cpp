@@ -12,6 +12,7 @@
 #include <thread>
 
 #include "espalier/base/check.h"
+#include "espalier/base/option_names.h"
 #include "espalier/measure/planning.h"
 
 namespace espalier {
@@ -27,7 +28,7 @@ void known_device(const std::string& name) {
   constexpr std::string_view kCuda = "cuda:";
   const bool known = name == kAutomaticDevice || name == "cpu" || name == "cuda" ||
                      (name.starts_with(kCuda) && is_index(std::string_view(name).substr(kCuda.size())));
-  ESPALIER_CHECK(known, "--device: expected auto, cpu, cuda or cuda:N, received `{}`", name);
+  ESPALIER_CHECK(known, "{}: expected auto, cpu, cuda or cuda:N, received `{}`", named("device"), name);
 }
 
 // Enough to try what more threads than cores do; a number that is a slip would start a million of them.

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "espalier/base/check.h"
+#include "espalier/base/option_names.h"
 #include "espalier/data/trajectories.h"
 
 namespace espalier {
@@ -63,8 +64,8 @@ void check_pairs(const Trajectories& trajectories) {
     for (const int side : {0, 1}) {
       ESPALIER_CHECK(pair.rows[side] >= 0,
                      "pair {}: expected a chosen and a rejected trajectory, received row {} alone, which is "
-                     "{} (--limit may have cut the other one off)",
-                     name, pair.rows[1 - side], side == 0 ? "chosen" : "rejected");
+                     "{} ({} may have cut the other one off)",
+                     name, pair.rows[1 - side], side == 0 ? "chosen" : "rejected", named("limit"));
     }
   }
 }

@@ -7,6 +7,7 @@
 #include <cstdlib>
 #include <initializer_list>
 
+#include "espalier/base/option_names.h"
 #include "espalier/base/options.h"
 
 namespace espalier {
@@ -157,11 +158,11 @@ void check_ranges(const ObjectiveOptions& options) {
   add_objective_options(&copy, &list);
   list.check();
   ESPALIER_CHECK(options.normalize_constant > 0 && std::isfinite(options.normalize_constant),
-                 "--normalize: expected a finite number above 0, received {}", options.normalize_constant);
+                 "{}: expected a finite number above 0, received {}", named("normalize"), options.normalize_constant);
   ESPALIER_CHECK(options.dual_clip == 0 ||
                      (options.dual_clip > 1 + options.clip_high && std::isfinite(options.dual_clip)),
-                 "--dual-clip: expected 0 (off) or a finite number above 1 + --clip-high, {}, received {}",
-                 1 + options.clip_high, options.dual_clip);
+                 "{}: expected 0 (off) or a finite number above 1 + {}, {}, received {}", named("dual-clip"),
+                 named("clip-high"), 1 + options.clip_high, options.dual_clip);
 }
 
 }  // namespace
@@ -289,9 +290,8 @@ void parse_normalize(const std::string& text, ObjectiveOptions* options) {
   char* end = nullptr;
   const double value = std::strtod(text.c_str(), &end);
   ESPALIER_CHECK(!text.empty() && *end == '\0' && std::isfinite(value) && value > 0,
-                 "--normalize: expected token, sequence, sequence-sum, group or a positive number, received "
-                 "`{}`",
-                 text);
+                 "{}: expected token, sequence, sequence-sum, group or a positive number, received `{}`",
+                 named("normalize"), text);
   options->normalize = Normalize::kConstant;
   options->normalize_constant = value;
 }
@@ -307,25 +307,26 @@ void check_objective_options(const ObjectiveOptions& options) {
   using enum ObjectiveKind;
   const bool clips = is_one_of(options.kind, {kPpo, kGrpo, kDrGrpo, kDapo});
   ESPALIER_CHECK(options.dual_clip == 0 || clips,
-                 "--dual-clip: expected one of the objectives ppo, grpo, dr_grpo and dapo, received {}",
-                 name);
+                 "{}: expected one of the objectives ppo, grpo, dr_grpo and dapo, received {}",
+                 named("dual-clip"), name);
   ESPALIER_CHECK(options.ref_topk == RefTopk::kNone || options.kind == ObjectiveKind::kOpd,
-                 "--ref-topk: expected objective opd, received {}", name);
+                 "{}: expected objective opd, received {}", named("ref-topk"), name);
   const bool is_policy = is_policy_gradient(options.kind);
   ESPALIER_CHECK(is_policy || options.kl_coef == 0,
-                 "--kl-coef: expected an objective with advantages, received {}", name);
+                 "{}: expected an objective with advantages, received {}", named("kl-coef"), name);
   ESPALIER_CHECK(is_policy || options.importance_weights == ImportanceWeights::kNone,
-                 "--importance-weights: expected an objective with advantages, received {}", name);
+                 "{}: expected an objective with advantages, received {}", named("importance-weights"),
+                 name);
   ESPALIER_CHECK(!is_policy || is_group_baseline(options.baseline) || !options.scale_rewards,
-                 "--scale-rewards group: expected --baseline mean or leave-one-out, received {}",
-                 word_of(kBaselines, options.baseline));
+                 "{}: expected {} or leave-one-out, received {}", named("scale-rewards", "group"),
+                 named("baseline", "mean"), word_of(kBaselines, options.baseline));
   if (!is_preference(options.kind)) return;
   ESPALIER_CHECK(options.normalize == Normalize::kSequenceSum || options.normalize == Normalize::kConstant,
-                 "--normalize: objective {} expects sequence-sum or a number, received {}", name,
+                 "{}: objective {} expects sequence-sum or a number, received {}", named("normalize"), name,
                  normalize_text(options));
   ESPALIER_CHECK(options.shared_targets == SharedTargets::kSum,
-                 "--shared-targets: objective {} expects sum, received {}: it compares whole trajectories",
-                 name, word_of(kSharedTargets, options.shared_targets));
+                 "{}: objective {} expects sum, received {}: it compares whole trajectories",
+                 named("shared-targets"), name, word_of(kSharedTargets, options.shared_targets));
 }
 
 }  // namespace espalier

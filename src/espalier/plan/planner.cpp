@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "espalier/base/check.h"
+#include "espalier/base/option_names.h"
 #include "espalier/base/units.h"
 #include "espalier/plan/packing.h"
 #include "espalier/plan/partition.h"
@@ -25,8 +26,8 @@ void check_token_budget(const Forest& forest, int64_t budget) {
   while (forest.trajectory_size(r) <= budget) ++r;
   throw InputError(fmt::format(
       "trajectory {} has {} tokens, more than the token budget {}: expected a budget of at least {}, the "
-      "longest trajectory, or --strategy partition, which cuts trajectories",
-      r, forest.trajectory_size(r), budget, smallest));
+      "longest trajectory, or {}, which cuts trajectories",
+      r, forest.trajectory_size(r), budget, smallest, named("strategy", "partition")));
 }
 
 // The strategy's plans under one token budget, at least one of them.
@@ -236,12 +237,12 @@ void check_options(const Forest& forest, const PlanOptions& options) {
                  options.memory_budget);
   const bool cuts = options.strategy == Strategy::kPartition || options.strategy == Strategy::kAuto;
   ESPALIER_CHECK(cuts || options.checkpoint_activations != CheckpointActivations::kPiece,
-                 "--checkpoint-activations piece: expected --strategy partition or auto, received {}",
-                 to_string(options.strategy));
+                 "{}: expected {} or auto, received {}", named("checkpoint-activations", "piece"),
+                 named("strategy", "partition"), to_string(options.strategy));
   ESPALIER_CHECK(
       !options.offload_context || options.checkpoint_activations == CheckpointActivations::kPiece,
-      "--offload-context: expected --checkpoint-activations piece (otherwise activations contain the "
-      "context anyway), received {}",
+      "{}: expected {} (otherwise activations contain the context anyway), received {}",
+      named("offload-context"), named("checkpoint-activations", "piece"),
       to_string(options.checkpoint_activations));
   if (!cuts && options.token_budget > 0) check_token_budget(forest, options.token_budget);
 }
@@ -253,13 +254,13 @@ void check_options(const Forest& forest, const PlanOptions& options) {
       human_bytes(static_cast<double>(options.memory_budget)), human_bytes(least_bytes), least_bytes,
       human_bytes(resident_bytes(costs.memory)),
       options.checkpoint_activations == CheckpointActivations::kNone
-          ? "; --checkpoint-activations layer or piece needs less"
+          ? fmt::format("; {} or piece needs less", named("checkpoint-activations", "layer"))
           : ""));
 }
 
 void check_no_memory_budget(const PlanOptions& options) {
   ESPALIER_CHECK(options.memory_budget == 0,
-                 "memory budget: the memory of a plan depends on the model; expected --model");
+                 "memory budget: the memory of a plan depends on the model; expected {}", named("model"));
 }
 
 }  // namespace

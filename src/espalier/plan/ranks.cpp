@@ -8,6 +8,7 @@
 
 #include "espalier/base/check.h"
 #include "espalier/base/interrupt.h"
+#include "espalier/base/option_names.h"
 #include "espalier/plan/packing.h"
 #include "espalier/plan/range_minimum.h"
 
@@ -327,8 +328,8 @@ RankPlan rank_plan(const Forest& forest, const LeafPrices& leaves, const std::ve
 }
 
 void check_ranks(int64_t num_ranks) {
-  ESPALIER_CHECK(num_ranks >= 1 && num_ranks <= kMostRanks, "--ranks: expected 1 to {}, received {}",
-                 kMostRanks, num_ranks);
+  ESPALIER_CHECK(num_ranks >= 1 && num_ranks <= kMostRanks, "{}: expected 1 to {}, received {}",
+                 named("ranks"), kMostRanks, num_ranks);
 }
 
 }  // namespace
@@ -382,7 +383,8 @@ RankPlan distribute(const Forest& forest, int64_t num_ranks, const TimeModel& mo
                     double seconds_per_token) {
   check_ranks(num_ranks);
   ESPALIER_CHECK(context_parallel == 0 || (context_parallel > 0 && num_ranks % context_parallel == 0),
-                 "--context-parallel: expected a divisor of --ranks {}, or 0, received {}", num_ranks,
+                 "{}: expected a divisor of {} {}, or 0, received {}",
+                 named("context-parallel"), named("ranks"), num_ranks,
                  context_parallel);
   RankPlan best;
   for (int64_t together = 1; together <= num_ranks; ++together) {

@@ -9,8 +9,8 @@
 
 namespace espalier::python {
 
-/// Translates InputError to espalier.errors.InputError of Python, with flags in its message replaced by
-/// arguments, UsageError to UsageError, and InternalError to RuntimeError.
+/// Translates InputError and UsageError to those of espalier.errors, and InternalError to RuntimeError. From now
+/// on messages name options as arguments, unless this process runs a command (espalier.errors.IN_COMMAND).
 void translate_errors();
 
 /// Throws the exception of a Python signal handler, such as KeyboardInterrupt. Acquires the GIL, so long work

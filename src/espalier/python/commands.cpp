@@ -64,7 +64,7 @@ void bind_commands(nb::module_& module) {
              "what there is to print, as JSON.");
   module.def(
       "describe_command",
-      [](const std::string& name) { return text_of(command_of(name, {}).description()); }, nb::arg("name"),
+      [](const std::string& name) { return text_of(command_of(name, {}).options.description()); }, nb::arg("name"),
       "Its options, as JSON.");
   module.def(
       "check_options",

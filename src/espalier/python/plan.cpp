@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "espalier/base/check.h"
+#include "espalier/base/option_names.h"
 #include "espalier/base/units.h"
 #include "espalier/config/config.h"
 #include "espalier/inspect/report.h"
@@ -35,8 +36,8 @@ namespace espalier::python {
 namespace {
 
 Processor processor_of(const std::string& device) {
-  ESPALIER_CHECK(device == "cpu" || device == "cuda", "--device: expected cpu or cuda, received `{}`",
-                 device);
+  ESPALIER_CHECK(device == "cpu" || device == "cuda", "{}: expected cpu or cuda, received `{}`",
+                 named("device"), device);
   return device == "cpu" ? Processor::kCpu : Processor::kGpu;
 }
 

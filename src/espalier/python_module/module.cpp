@@ -158,7 +158,7 @@ void bind_commands(nb::module_& module) {
              "split_ranks: makes groups of so many successive ranks, and gives the name of that of this rank.");
   module.def(
       "describe_command",
-      [](const std::string& name) { return python::text_of(command_of(name, {}).description()); },
+      [](const std::string& name) { return python::text_of(command_of(name, {}).options.description()); },
       nb::arg("name"), "Its options, as JSON.");
   module.def(
       "prepare_process",

@@ -15,6 +15,7 @@
 #include <string_view>
 
 #include "espalier/base/check.h"
+#include "espalier/base/option_names.h"
 
 namespace espalier {
 namespace {
@@ -33,18 +34,18 @@ std::string libtorch_folder() {
 void load_libtorch_cuda(at::Device device) {
   const std::string library = libtorch_folder() + "/libtorch_cuda.so";
   ESPALIER_CHECK(::access(library.c_str(), R_OK) == 0,
-                 "--device {}: expected a LibTorch with CUDA, received one without: there is no {}",
-                 device.str(), library);
-  ESPALIER_CHECK(dlopen(library.c_str(), RTLD_LAZY | RTLD_GLOBAL) != nullptr, "--device {}: cannot load {}",
-                 device.str(), dlerror());
+                 "{} {}: expected a LibTorch with CUDA, received one without: there is no {}",
+                 named("device"), device.str(), library);
+  ESPALIER_CHECK(dlopen(library.c_str(), RTLD_LAZY | RTLD_GLOBAL) != nullptr, "{} {}: cannot load {}",
+                 named("device"), device.str(), dlerror());
 }
 
 // Required for in-place accumulation of float32 results of bfloat16 products.
 void check_libtorch_version(at::Device device) {
   constexpr int kMinor = 11;
   ESPALIER_CHECK(TORCH_VERSION_MAJOR > 2 || (TORCH_VERSION_MAJOR == 2 && TORCH_VERSION_MINOR >= kMinor),
-                 "--device {}: expected a build with LibTorch 2.{} or later, received one with {}",
-                 device.str(), kMinor, TORCH_VERSION);
+                 "{} {}: expected a build with LibTorch 2.{} or later, received one with {}",
+                 named("device"), device.str(), kMinor, TORCH_VERSION);
 }
 
 // cuBLAS reads its environment variable when it starts.
@@ -95,7 +96,7 @@ at::Device parse_device(const std::string& name) {
     if (error != std::errc() || last != end) index = -1;
   }
   ESPALIER_CHECK(index >= 0 && index <= std::numeric_limits<c10::DeviceIndex>::max(),
-                 "--device: expected cpu, cuda or cuda:N, received `{}`", name);
+                 "{}: expected cpu, cuda or cuda:N, received `{}`", named("device"), name);
   return {at::kCUDA, static_cast<c10::DeviceIndex>(index)};
 }
 
@@ -106,10 +107,10 @@ void open_device(at::Device device, bool deterministic) {
   const c10::impl::VirtualGuardImpl cuda(at::kCUDA);
   const int visible = cuda.deviceCount();
   ESPALIER_CHECK(visible > 0,
-                 "--device {}: no CUDA device is visible (see nvidia-smi and CUDA_VISIBLE_DEVICES)",
-                 device.str());
-  ESPALIER_CHECK(device.index() < visible, "--device: expected an index from 0 to {}, received cuda:{}",
-                 visible - 1, static_cast<int>(device.index()));
+                 "{} {}: no CUDA device is visible (see nvidia-smi and CUDA_VISIBLE_DEVICES)",
+                 named("device"), device.str());
+  ESPALIER_CHECK(device.index() < visible, "{}: expected an index from 0 to {}, received cuda:{}",
+                 named("device"), visible - 1, static_cast<int>(device.index()));
   keep_full_precision();
   if (deterministic) make_deterministic();
   at::globalContext().lazyInitDevice(at::kCUDA);

@@ -9,6 +9,7 @@
 #include <string_view>
 
 #include "espalier/base/messages.h"
+#include "espalier/base/option_names.h"
 #include "espalier/base/printable.h"
 
 namespace espalier {
@@ -30,14 +31,13 @@ std::string out_of_memory_text() {
   const std::lock_guard lock(mutex);
   if (current_work.starts_with(kReading)) {
     return fmt::format(
-        "out of memory while {}: use fewer trajectories (--limit), or packed .safetensors, which stay on "
-        "disk",
-        current_work);
+        "out of memory while {}: use fewer trajectories ({}), or packed .safetensors, which stay on disk",
+        current_work, named("limit"));
   }
   return fmt::format(
-      "out of memory{}: give a smaller --memory-budget, --token-budget or --batch-size, or "
-      "--checkpoint-activations layer",
-      current_work.empty() ? "" : " in " + current_work);
+      "out of memory{}: give a smaller {}, {} or {}, or {}",
+      current_work.empty() ? "" : " in " + current_work, named("memory-budget"), named("token-budget"),
+      named("batch-size"), named("checkpoint-activations", "layer"));
 }
 
 Progress::Progress(const std::string& label) : label_(printable(label)) {

@@ -6,15 +6,16 @@
 #include <numeric>
 
 #include "espalier/base/check.h"
+#include "espalier/base/option_names.h"
 
 namespace espalier {
 
 TokenChooser::TokenChooser(const TokenChoiceOptions& options) : options_(options) {
   ESPALIER_CHECK(std::isfinite(options.temperature) && options.temperature >= 0,
-                 "--temperature: expected 0 or more, received {}", options.temperature);
-  ESPALIER_CHECK(options.top_k >= 0, "--top-k: expected 0 or more, received {}", options.top_k);
+                 "{}: expected 0 or more, received {}", named("temperature"), options.temperature);
+  ESPALIER_CHECK(options.top_k >= 0, "{}: expected 0 or more, received {}", named("top-k"), options.top_k);
   ESPALIER_CHECK(options.top_p > 0 && options.top_p <= 1,
-                 "--top-p: expected above 0 and at most 1, received {}", options.top_p);
+                 "{}: expected above 0 and at most 1, received {}", named("top-p"), options.top_p);
 }
 
 template <class Scalar>

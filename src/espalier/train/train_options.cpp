@@ -3,6 +3,7 @@
 
 #include <array>
 
+#include "espalier/base/option_names.h"
 #include "espalier/model/weights/adapter_folder.h"
 #include "espalier/train/flags.h"
 
@@ -142,8 +143,8 @@ void check_train_options(const TrainOptions& options) {
   add_profile_step(&copy, &list);
   list.check();
   ESPALIER_CHECK(!options.lora || options.adapter.empty(),
-                 "--adapter: expected no --lora-rank beside it, which is that of the adapter, received {}",
-                 options.lora->rank);
+                 "{}: expected no {} beside it, which is that of the adapter, received {}", named("adapter"),
+                 named("lora-rank"), options.lora->rank);
   if (options.lora) check_lora_options(*options.lora);
   ESPALIER_CHECK(options.keep_every == 0 || options.keep_last > 0,
                  "--keep-every {}: requires --keep-last N; without it all checkpoints are kept",
@@ -153,7 +154,8 @@ void check_train_options(const TrainOptions& options) {
   // Each step multiplies weights by 1 - rate * weight_decay; below -1 they would diverge.
   const double rate = options.learning_rate;
   ESPALIER_CHECK(rate * options.optimizer.weight_decay <= 1,
-                 "--weight-decay: expected at most 1 / --learning-rate, {:g}, received {}", 1 / rate,
+                 "{}: expected at most 1 / {}, {:g}, received {}", named("weight-decay"),
+                 named("learning-rate"), 1 / rate,
                  options.optimizer.weight_decay);
   check_objective_options(options.objective);
   if (!options.mix.empty()) check_mix(options.mix);
