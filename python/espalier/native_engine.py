@@ -3,9 +3,6 @@
 
 import importlib
 import importlib.util
-import json
-import os
-import sys
 from types import ModuleType
 from typing import TYPE_CHECKING
 
@@ -19,6 +16,7 @@ except ModuleNotFoundError as error:
     if error.name != "torch":
         raise
     raise ImportError("espalier.Engine: expected PyTorch, which is not installed for this Python", name="torch") from None
+from .kernels.libraries import verdicts_for_trainer
 
 
 def _load() -> ModuleType:
@@ -39,12 +37,6 @@ if TYPE_CHECKING:
 else:
     native = _load()
 
-# A process that checks one family of kernels: native.check_kernels(family, device, file) follows. None: there is no
-# interpreter to run it with, as where Python is embedded.
-CHECK_COMMAND: list[str] | None = [sys.executable, "-c", "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
-                 "from espalier.native_engine import native; native.check_kernels(*sys.argv[2:])",
-                 json.dumps([os.fspath(folder) for folder in sys.path])] if sys.executable else None  # fmt: skip
-if CHECK_COMMAND:
-    native.check_kernels_by(CHECK_COMMAND)
+native.judge_kernels_by(verdicts_for_trainer)
 
-__all__ = ["CHECK_COMMAND", "native"]
+__all__ = ["native"]

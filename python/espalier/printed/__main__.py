@@ -10,6 +10,7 @@ if __name__ == "__main__":  # the program that waits for the text reports both
 
 import gc
 import json
+import site
 import sys
 from importlib import import_module
 
@@ -17,12 +18,14 @@ _MAKERS = {"page": "espalier.page.render:page_of", "inspect": "espalier.printed.
            "plan": "espalier.printed.plan:plan_text", "table": "espalier.printed.table:table_text",
            "dry_run": "espalier.printed.dry_run:dry_run_text", "bench": "espalier.printed.bench:bench_text",
            "profile": "espalier.printed.profile:profile_text", "verify": "espalier.printed.rows:verify_text",
-           "device": "espalier.printed.rows:device_text",
+           "device": "espalier.printed.rows:device_text", "verdicts": "espalier.kernels.report:verdicts_text",
            "tokenizer": "espalier.printed.tokenizer:tokenizer_files",
            "vocabulary": "espalier.vocabulary:vocabulary_message"}  # fmt: skip
 
 if __name__ == "__main__":
     gc.disable()  # millions of lists, of which all stay
+    if sys.argv[1] == "verdicts":  # which needs PyTorch
+        site.main()
     module, function = _MAKERS[sys.argv[1]].split(":")
     make = getattr(import_module(module), function)
     made = make(**json.loads(sys.stdin.buffer.read()))

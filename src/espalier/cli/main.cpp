@@ -5,7 +5,6 @@
 #include "espalier/base/printable.h"
 #include "espalier/cli/program.h"
 #include "espalier/cli/signals.h"
-#include "espalier/measure/kernel_check.h"
 #include "espalier/runtime/out_of_memory.h"
 #include "espalier/runtime/tensor_memory.h"
 
@@ -14,7 +13,6 @@ int main(int argc, char** argv) {
   cli::prepare_process();
   count_tensor_memory();
   reuse_freed_memory();
-  check_kernels_by_this_program();
   // In the end all is written. LibTorch would take a tenth of a second to forget its operators one by one.
   std::_Exit(cli::run_program(argc, argv,
                               [](const std::exception& error) { return printable_lines(text_of(error)); }));

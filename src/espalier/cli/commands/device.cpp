@@ -13,9 +13,8 @@
 #include "espalier/cli/commands/commands.h"
 #include "espalier/measure/calibrate.h"
 #include "espalier/measure/device_options.h"
-#include "espalier/measure/kernel_check.h"
 #include "espalier/measure/product_decision.h"
-#include "espalier/ops/kernel_choice.h"
+#include "espalier/ops/kernels/cpu/instruction_set.h"
 #include "espalier/runtime/cuda_software.h"
 #include "espalier/runtime/device.h"
 
@@ -42,19 +41,6 @@ Json cpu_json() {
           {"chosen_by", products.reason},     {"rates", rates_json(device_name(at::kCPU), /*is_cpu=*/true)}};
 }
 
-/// Results of the kernel checks by family: those of attention, or all others.
-Json verdict_json(const std::vector<qualify::Verdict>& verdicts, bool is_attention) {
-  Json json = Json::object();
-  for (const qualify::Verdict& verdict : verdicts) {
-    if (attention_kind_named(verdict.family).has_value() != is_attention) continue;
-    json[verdict.family] = !verdict.served         ? "not for this device"
-                           : verdict.fault.empty() ? "passed"
-                           : verdict.lasting       ? "FAILED: " + verdict.fault
-                                                   : "not checked: " + verdict.fault;
-  }
-  return json;
-}
-
 Json device_json(const CudaDevice& device, int index) {
   return {{"device", fmt::format("cuda:{}", index)},
           {"name", device.name},
@@ -74,13 +60,8 @@ Json cuda_json(const CudaDriver& driver, const LibTorchCuda& torch, bool again) 
   for (size_t i = 0; i < driver.devices.size(); ++i) {
     devices.push_back(device_json(driver.devices[i], static_cast<int>(i)));
     if (!fault.empty()) continue;
-    const std::vector<qualify::Verdict> verdicts = kernel_verdicts(driver, torch, static_cast<int>(i), again);
-    devices.back()["attention"] = verdict_json(verdicts, /*is_attention=*/true);
-    devices.back()["operators"] = verdict_json(verdicts, /*is_attention=*/false);
-    CudaKernels kernels = with_environment(proven_kernels(verdicts, "", 0).kernels);
-    kernels.attention.push_back(AttentionKind::kMasked);
-    devices.back()["taken"] = {
-        {"attention", to_string(kernels.named_attention.value_or(kernels.attention.front()))}};
+    const Json asked{{"index", i}, {"again", again}};
+    devices.back().update(Json::parse(by_python("device", "verdicts", asked.dump())));
   }
   return {{"libtorch", TORCH_VERSION},
           {"libtorch_cuda", torch.found ? Json(torch.version.empty() ? "unknown" : torch.version) : Json()},
@@ -94,11 +75,12 @@ Json cuda_json(const CudaDriver& driver, const LibTorchCuda& torch, bool again) 
 
 struct DeviceArguments {
   bool json = false, requalify = false;
-  std::string check, device = "cuda", finding;
+  std::string check, device = "cuda";
 };
 
 int run_device(const DeviceArguments& flags) {
-  if (!flags.check.empty()) return run_check(flags.check, flags.device, flags.finding);
+  if (!flags.check.empty())
+    python_command("device").pass_on({"--check", flags.check, "--device", flags.device});
   const CudaDriver driver = cuda_driver();
   const LibTorchCuda torch = libtorch_cuda();
   const Json report{{"cpu", cpu_json()},
@@ -122,10 +104,9 @@ Command device_command() {
           "When a GPU is first used, its kernels are checked against float64. Each family runs in a separate "
           "process with a time limit: attention on a dozen difficult forests, the LM "
           "head (head; distribution: with temperatures, softcap, scale and bias) and matrix products. For "
-          "attention, the first of library and ampere that passed is used, otherwise masked. Libraries run "
-          "in Python only; `python -m espalier.kernels` prints which of them are taken there and why. Where "
-          "kernels of head failed, operators of LibTorch are used. Distribution and products "
-          "have no alternative; a warning is printed if they failed. The results are stored for the GPU, "
+          "attention, the first of library and ampere that passed is used, otherwise masked. `python -m "
+          "espalier.kernels` prints which libraries are taken and why. Where kernels of head failed, operators "
+          "of LibTorch are used. Distribution and products have no alternative; a warning is printed if they failed. The results are stored for the GPU, "
           "driver, LibTorch and build. ESPALIER_ATTENTION selects an implementation regardless of the "
           "results; so does ESPALIER_HEAD (kernels or composed).\n\n"
           "Measured rates are FLOP/s of forward and backward, for each model size that plan and train were "
@@ -141,7 +122,6 @@ Command device_command() {
            {.shown = "NAME"});
   list.add("device", &flags->device, "Device for --check: cpu, cuda or cuda:N",
            {.shown = "cpu|cuda|cuda:N", .check = parse_device});
-  list.add("finding", &flags->finding, "File for the result of --check", {.hidden = true});
   add_threads(&list);
   list.group(kOutputGroup);
   list.add("json", &flags->json, "Print JSON");

@@ -216,6 +216,7 @@ Command python_command(std::string_view name) {
        "Create a model with random weights from a config.json",
        {"-P", "-m", "espalier.commands.init"},
        "torch"},
+      {"device", "", {"-P", "-m", "espalier.kernels"}, "torch"},
       {"rerun",
        "Repeat a run in a new folder, or name what has changed since: data, model or program",
        {"-m", "espalier.commands.rerun"},
