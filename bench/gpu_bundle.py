@@ -70,7 +70,6 @@ PACKAGES = [
         "fmt::fmt-header-only", "target_compile_definitions(fmt::fmt-header-only INTERFACE FMT_HEADER_ONLY=1)\n")),
     Package("simdjson", "3", "simdjson.h", "simdjson.h", "simdjson", THREADS + linked("simdjson::simdjson", SIMDJSON)),
     Package("nlohmann_json", "3.11", "nlohmann/json.hpp", "nlohmann", "", interface("nlohmann_json::nlohmann_json")),
-    Package("CLI11", "2.1", "CLI/CLI.hpp", "CLI", "", interface("CLI11::CLI11")),
     Package("Boost", "1.74", "boost/context/fiber.hpp", "", "boost_context",
             linked("Boost::context") + "set(Boost_CONTEXT_FOUND TRUE)\nset(Boost_context_FOUND TRUE)\n"),
     Package("GTest", "1.12", "gtest/gtest.h", "gtest", "", GTEST),
@@ -78,7 +77,6 @@ PACKAGES = [
     Package("ZLIB", "", "zlib.h", "z*conf.h zlib.h", "z", ""),
     Package("Zstd", "", "zstd.h", "zstd*.h", "zstd", ""),
     Package("Xxhash", "", "xxhash.h", "xxh*.h", "xxhash", ""),
-    Package("Tomlplusplus", "", "toml++/toml.h", "toml++", "", ""),
 ]  # fmt: skip
 
 

@@ -446,7 +446,7 @@ def parse(argv):
     for part in args.parts:
         if part not in PARTS:
             parser.error(f"--parts: expected names of {', '.join(PARTS)}, received {part}")
-    args.espalier = args.espalier or args.build / "src/espalier/cli/espalier"
+    args.espalier = args.espalier or args.build / "bin/espalier"
     return args
 
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which kernels are right on this GPU, before their speed means anything: the verdicts of `espalier device --requalify --json`.
 
-    python3 bench/gpu_qualify.py --espalier build/gpu/src/espalier/cli/espalier -o qualify.md --json qualify.json
+    python3 bench/gpu_qualify.py --espalier build/gpu/bin/espalier -o qualify.md --json qualify.json
 
 --json has the command's whole report; --failed names the families that failed, one a line, for who measures the others. Exit
 status 1 when a family failed or there is no GPU that can be used.

@@ -212,7 +212,7 @@ configure_and_build() {
 # bin/espalier, which tests and scripts start.
 link_command() {
   if ! $dry_run && [[ ! -e bin/espalier ]]; then
-    mkdir -p bin && ln -sfn "../$build/src/espalier/cli/espalier" bin/espalier
+    mkdir -p bin && ln -sfn "../$build/bin/espalier" bin/espalier
   fi
 }
 
@@ -233,7 +233,7 @@ draw_papers() {
 stage() {
   local checks=(env OMP_NUM_THREADS=4 "$python" bench/gpu_checks.py --build "$build" --seconds @S --log "$out/checks.log")
   local steps=(env "ESPALIER_ATTENTION=$attention" "$python" bench/gpu_step.py --scratch "$models"
-               --espalier "$build/src/espalier/cli/espalier" --seconds @S)
+               --espalier "$build/bin/espalier" --seconds @S)
   local ops=$build/src/espalier/ops/libespalier_ops.so
   local -a output
   read -ra output <<<"$(results "$1")"
@@ -250,7 +250,7 @@ stage() {
       ;;
     qualify)
       run qualify 300 env -u ESPALIER_ATTENTION -u ESPALIER_HEAD "ESPALIER_OPS=$ops" "$python" bench/gpu_qualify.py \
-        --espalier "$build/src/espalier/cli/espalier" --seconds @S --failed "$work/qualify.failed" "${output[@]}"
+        --espalier "$build/bin/espalier" --seconds @S --failed "$work/qualify.failed" "${output[@]}"
       ;;
     libraries)
       run libraries 240 "$python" bench/gpu_attention.py --libraries --ops "$ops" --kinds "${kinds:-library,ampere}" --case-seconds 3 \
@@ -315,7 +315,7 @@ prepare_models() {
   list=$(IFS=, && echo "${names[*]}")
   if [[ -n $list ]] && (($1 > 0)) && ! $dry_run; then
     timeout "$1" "$python" bench/gpu_step.py --prepare --models "$list" --scratch "$models" \
-      --espalier "$build/src/espalier/cli/espalier" >"$work/prepare.log" 2>&1 || true  # steps will say what is wrong
+      --espalier "$build/bin/espalier" >"$work/prepare.log" 2>&1 || true  # steps will say what is wrong
   fi
 }
 

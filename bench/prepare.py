@@ -132,7 +132,7 @@ class Side:
 
     def run(self, folder, chats, rows, watch=False):
         """Writes the rows of a file of chats."""
-        prepare = ["-m", "espalier.prepare", "--model", folder, chats, "-o", rows]
+        prepare = ["-m", "espalier", "prepare", "--model", folder, chats, "-o", rows]
         command = [sys.executable, *(prepare if self.python_path else [__file__, "--trl", folder, chats, rows]), *self.flags]
         environment = os.environ | ({"PYTHONPATH": str(self.python_path)} if self.python_path else {})
         together = 0
@@ -171,10 +171,10 @@ def tokenise_with_trl(folder, chats, rows):
 
 def has_workers(python_path):
     environment = os.environ | {"PYTHONPATH": str(python_path)}
-    command = [sys.executable, "-m", "espalier.prepare", "--help"]
+    command = [sys.executable, "-m", "espalier", "prepare", "--help"]
     result = subprocess.run(command, env=environment, capture_output=True, text=True)
     if result.returncode != 0:
-        raise Failure(f"{python_path}: python -m espalier.prepare --help: {last_line(result.stderr)}")
+        raise Failure(f"{python_path}: python -m espalier prepare --help: {last_line(result.stderr)}")
     return "--workers" in result.stdout
 
 

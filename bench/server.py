@@ -92,7 +92,7 @@ class Server:
         import tinker
 
         environment = {**os.environ, "PYTHONPATH": f"{REPOSITORY / 'python'}:{os.environ.get('PYTHONPATH', '')}"}
-        command = [sys.executable, "-m", "espalier.server", "--model", f"model={folder}", "--port", "0", "--state", state,
+        command = [sys.executable, "-m", "espalier", "serve", "--model", f"model={folder}", "--port", "0", "--state", state,
                    "--threads", arguments.threads, *flags]  # fmt: skip
         process = subprocess.Popen([*map(str, command)], stderr=subprocess.PIPE, text=True, env=environment)
         stack.callback(process.wait)

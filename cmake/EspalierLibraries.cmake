@@ -72,14 +72,6 @@ function(espalier_build_xxhash source)
   espalier_static_library(xxhash Xxhash::Xxhash ${source} ${source}/xxhash.c)
 endfunction()
 
-function(espalier_build_cli11 source)
-  espalier_static_library(cli11 CLI11::CLI11 ${source}/include)
-endfunction()
-
-function(espalier_build_tomlplusplus source)
-  espalier_static_library(tomlplusplus Tomlplusplus::Tomlplusplus ${source}/include)
-endfunction()
-
 set(github https://github.com)
 espalier_library(fmt fmt fmt-9.1.0.zip cceb4cb9366e18a5742128cb3524ce5f50e88b476f1e54737a47ffdf4df4c996
   ${github}/fmtlib/fmt/releases/download/9.1.0/fmt-9.1.0.zip)
@@ -93,10 +85,6 @@ espalier_library(zstd Zstd zstd-1.5.5.tar.gz 9c4396cc829cfae319a6e2615202e82aad4
   ${github}/facebook/zstd/releases/download/v1.5.5/zstd-1.5.5.tar.gz)
 espalier_library(xxhash Xxhash xxHash-0.8.1.tar.gz 3bb6b7d6f30c591dd65aaaff1c8b7a5b94d81687998ca9400082c739a690436c
   ${github}/Cyan4973/xxHash/archive/v0.8.1.tar.gz)
-espalier_library(cli11 CLI11 CLI11-2.4.2.tar.gz f2d893a65c3b1324c50d4e682c0cdc021dd0477ae2c048544f39eed6654b699a
-  ${github}/CLIUtils/CLI11/archive/v2.4.2.tar.gz)
-espalier_library(tomlplusplus Tomlplusplus tomlplusplus-3.4.0.tar.gz 8517f65938a4faae9ccf8ebb36631a38c1cadfb5efa85d9a72e15b9e97d25155
-  ${github}/marzer/tomlplusplus/archive/refs/tags/v3.4.0.tar.gz)
 if(ESPALIER_FETCHED)
   list(JOIN ESPALIER_FETCHED ", " names)
   message(STATUS "Libraries that were fetched: ${names}")

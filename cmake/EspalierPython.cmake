@@ -79,7 +79,7 @@ function(espalier_install_in_wheel target)
   install(TARGETS ${target} DESTINATION ${ESPALIER_PACKAGE}/${ARGN} COMPONENT python)
 endfunction()
 
-# Libraries of which there is no static form come along, and the versions that the package was built for (torch_package.py).
+# Libraries of which there is no static form come along.
 function(espalier_finish_wheel)
   foreach(library fmt::fmt simdjson::simdjson)
     get_target_property(type ${library} TYPE)
@@ -88,8 +88,4 @@ function(espalier_finish_wheel)
               RENAME $<TARGET_SONAME_FILE_NAME:${library}>)
     endif()
   endforeach()
-  if(ESPALIER_TORCH)
-    file(CONFIGURE OUTPUT built.json CONTENT "{\"version\": \"${PROJECT_VERSION}\", \"torch\": \"${LibTorch_VERSION}\"}\n")
-    install(FILES ${CMAKE_CURRENT_BINARY_DIR}/built.json DESTINATION ${ESPALIER_PACKAGE} COMPONENT python)
-  endif()
 endfunction()

@@ -29,7 +29,7 @@ if(top_level)
   endif()
 endif()
 
-set(text "namespace espalier::cli {\n\nextern const char* const kCommit;\nconst char* const kCommit = \"${commit}\";\n\n}\n")
+set(text "namespace espalier {\n\nextern const char* const kCommit;\nconst char* const kCommit = \"${commit}\";\n\n}\n")
 set(before "")
 if(EXISTS ${OUTPUT})
   file(READ ${OUTPUT} before)

@@ -62,5 +62,5 @@ NINJA_STATUS=${NINJA_STATUS:-[%f/%t, %e s] } cmake --build "$folder" --parallel 
 
 if [[ $preset == release ]]; then
   mkdir -p bin
-  ln -sfn ../build/release/src/espalier/cli/espalier bin/espalier
+  ln -sfn ../build/release/bin/espalier bin/espalier
 fi

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Runs the fuzz targets of tests/fuzz from their kept corpus.
 #   scripts/fuzz.sh [SECONDS]         all of them, SECONDS each (10)
-#   scripts/fuzz.sh SECONDS TARGET... some of them: config, cost_model, jsonl, packed, safetensors, toml
+#   scripts/fuzz.sh SECONDS TARGET... some of them: config, cost_model, jsonl, packed, safetensors
 # Inputs with new coverage go to build/fuzz/corpus, from where later runs go on; an input that fails is kept in
 # build/fuzz/failures. Such an input becomes a unit test, and a file of tests/fuzz/corpus. The targets have to be built
 # (make fuzz builds and runs them).

@@ -11,7 +11,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-packages=(g++ cmake ninja-build ccache libsimdjson-dev libcli11-dev libtomlplusplus-dev
+packages=(g++ cmake ninja-build ccache libsimdjson-dev
           nlohmann-json3-dev libfmt-dev libzstd-dev zlib1g-dev libxxhash-dev libgtest-dev libboost-context-dev python3-dev
           python3-venv)
 

@@ -1,12 +1,14 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Writes python/espalier/options.py, the options as dataclasses, from their description in C++ (base/options.h).
+"""Writes what Python has of the options that C++ describes (base/options.h): dataclasses, or the flags of commands.
 
 PYTHONPATH=python scripts/write_options.py > python/espalier/options.py
+PYTHONPATH=python scripts/write_options.py --flags > python/espalier/commands/flags.json
 """
 
 import json
 import re
+import sys
 import textwrap
 
 HEAD = '''# SPDX-License-Identifier: Apache-2.0
@@ -119,9 +121,28 @@ def written(name, options, names):
     return "\n".join(lines) + "\n"
 
 
-def main():
-    from espalier.native_engine import native
+def flags(native):
+    """The options of commands by command, and those of sampling, as the parsers take them."""
+    from espalier.native import core
 
+    libraries = {"inspect": core, "plan": core, "synth": core, "bench": native, "device": native, "train": native, "verify": native}
+    described = {name: json.loads(library.describe_command(name)) for name, library in libraries.items()}
+    described["sampling"] = [{"name": each["name"], "names": [f"--{each['name']}"], "value": each["value"], "words": each["words"],
+                              "default": each["default"], "group": each["group"], "path": "", "required": False,
+                              "several": each["list"], "hidden": False, "help": each["help"]}
+                             for each in json.loads(native.sampling_options())]  # fmt: skip
+    lines = [f'  "{name}": [\n' + ",\n".join(f"    {json.dumps(each, ensure_ascii=False)}" for each in options) + "\n  ]"
+             for name, options in described.items()]  # fmt: skip
+    return "{\n" + ",\n".join(lines) + "\n}\n"
+
+
+def main():
+    from espalier.engine_library import find
+
+    native = find()
+    if "--flags" in sys.argv[1:]:
+        print(flags(native), end="")
+        return
     engine, objective, sampling = (json.loads(text) for text in (native.engine_options(), native.objective_options(),
                                                                  native.sampling_options()))  # fmt: skip
     lora = [option for option in engine if option["group"] == "LoRA"]

@@ -34,9 +34,9 @@ MAY_INCLUDE["sample"] = MAY_INCLUDE["engine"] | {"engine"}
 MAY_INCLUDE["measure"] = MAY_INCLUDE["engine"] | {"engine"}
 MAY_INCLUDE["train"] = MAY_INCLUDE["measure"] | {"measure"}
 MAY_INCLUDE["verify"] = MAY_INCLUDE["train"] | {"train"}
-MAY_INCLUDE["cli"] = set(MAY_INCLUDE)
+MAY_INCLUDE["commands"] = set(MAY_INCLUDE)
 WITHOUT_LIBTORCH = {"base", "tree", "plan", "data", "config", "inspect"}
-MAY_INCLUDE["python"] = set(WITHOUT_LIBTORCH)
+MAY_INCLUDE["python"] = set(WITHOUT_LIBTORCH) | {"ops", "runtime", "commands"}
 WITHOUT_LIBTORCH.add("python")
 MAY_INCLUDE["python_engine"] = MAY_INCLUDE["train"] | {"sample", "train"}
 MAY_INCLUDE["python_module"] = set(MAY_INCLUDE)
@@ -87,11 +87,11 @@ PLANTED = {
     "data/a.cpp": '#include "espalier/tree/forest.h"',
     "ops/a.cpp": '#include "espalier/tree/layout.h"',
     "model/a.cpp": '#include "espalier/train/run/trainer.h"',
-    "train/a.cpp": '  #  include "espalier/cli/main.h"',
+    "train/a.cpp": '  #  include "espalier/commands/command.h"',
     "engine/a.cpp": '#include "espalier/measure/profile.h"',
     "objective/a.cpp": '#include "espalier/plan/memory_model.h"',
     "measure/a.cpp": '#include "espalier/train/optimizer/optimizer.h"',
-    "inspect/a.cpp": '#include "espalier/cli/progress.h"',
+    "inspect/a.cpp": '#include "espalier/commands/command.h"',
     "inspect/b.cpp": "#include <ATen/Tensor.h>",
     "plan/a.cpp": "#include <torch/torch.h>",
     "tree/b.h": "#include <ATen/Tensor.h>",
@@ -99,16 +99,16 @@ PLANTED = {
     "ops/kernels/a.cuh": "#include <torch/library.h>",
     "ops/kernels/b.cu": '#include "espalier/ops/attention/tree_attention.h"',
     "train/b.cpp": '#include "batch.h"',
-    "cli/a.cpp": '#include "espalier/nowhere/a.h"',
+    "commands/a.cpp": '#include "espalier/nowhere/a.h"',
     "python/a.cpp": '#include "espalier/engine/step.h"',
-    "cli/b.cpp": '#include "espalier/python/arrays.h"',
+    "commands/b.cpp": '#include "espalier/python/arrays.h"',
     "train/d.cpp": '#include "espalier/python_engine/engine.h"',
-    "python_engine/b.cpp": '#include "espalier/cli/signals.h"',
+    "python_engine/b.cpp": '#include "espalier/commands/command.h"',
     "extra/a.h": "#include <vector>",
 }
 ALLOWED = {
     "python_engine/a.cpp": '#include "espalier/train/run/trainer.h"\n#include <ATen/Tensor.h>',
-    "python_module/a.cpp": '#include "espalier/python_engine/engine.h"\n#include "espalier/cli/signals.h"\n#include "espalier/python/arrays.h"\n#include <ATen/Tensor.h>',
+    "python_module/a.cpp": '#include "espalier/python_engine/engine.h"\n#include "espalier/commands/command.h"\n#include "espalier/python/arrays.h"\n#include <ATen/Tensor.h>',
     "train/c.cpp": '#include "espalier/tree/forest.h"\n#include <torch/torch.h>\n#include <vector>',
     "ops/c.cpp": '#include "espalier/ops/kernels/a.cuh"\n// #include "espalier/tree/forest.h"',
 }

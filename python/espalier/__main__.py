@@ -1,37 +1,67 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The command `espalier`: the program of espalier-torch where it is installed and fits, else the one that needs no LibTorch.
-
-In a clone, and where `cmake --install` has put the package, it is the program there.
-"""
+"""The command `espalier`."""
 
 import os
-import subprocess
+import signal
 import sys
+from collections.abc import Sequence
 from typing import NoReturn
 
-from .program import program
+from .commands.command import run_command
+from .commands.command_line import nearest_word, print_whole
+from .commands.console import say
+from .commands.process import open_standard_streams
+from .commands.registry import COMMANDS, help_text
 
 
-def _is_rank(arguments: list[str]) -> bool:
+def _is_rank(arguments: Sequence[str]) -> bool:
     """Whether torchrun has started this process as one of several that divide the work of a command."""
     is_divided = bool({*arguments[:1]} & {"train", "rerun", "logprobs", "sample", "verify"})
     return (is_divided and not {"-h", "--help"} & set(arguments) and "LOCAL_RANK" in os.environ
             and int(os.environ.get("WORLD_SIZE", "1")) > 1)  # fmt: skip
 
 
-def main() -> NoReturn:
-    """Becomes the program. Commands written in Python run in this interpreter, unless ESPALIER_PYTHON names another. A rank
-    stays in this process, which has the process group."""
-    path, variables = program()
-    environment = {**os.environ, **variables}
-    if _is_rank(sys.argv[1:]):
-        from .distributed import command
+def _print_version() -> None:
+    from .commands.version import version_text
 
-        version = subprocess.check_output([path, "--version"], env=environment, text=True)
-        command.main(sys.argv[1:], version)
-    if not environment.get("ESPALIER_PYTHON"):
-        environment["ESPALIER_PYTHON"] = sys.executable
-    os.execve(path, [str(path), *sys.argv[1:]], environment)
+    print_whole(version_text() + "\n")
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Runs the command that the first argument names, and returns its exit status. Wrong arguments raise SystemExit."""
+    word = arguments[0] if arguments else ""
+    if word in ("-h", "--help"):
+        return run_command("", lambda: print_whole(help_text()))
+    if word == "--version":
+        return run_command("", _print_version)
+    if word in COMMANDS:
+        if _is_rank(arguments):
+            from .distributed import command
+
+            command.main(arguments)
+        return COMMANDS[word].main(list(arguments[1:]))
+    if word and not word.startswith("-"):
+        near = nearest_word(word, COMMANDS)
+        say(f"espalier: error: unknown command {word}; expected one of {', '.join(COMMANDS)}"
+            f"{f'; did you mean {near}?' if near else ''} (see --help)")  # fmt: skip
+    else:
+        say("espalier: error: a command is required (see `espalier --help`)")
+    return 2
+
+
+def main() -> NoReturn:
+    """Runs the command of this process, and ends it."""
+    open_standard_streams()
+    # An interrupt while modules are read ends the process without a traceback; commands that clean up handle it.
+    interrupts = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    if interrupts:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+    try:
+        status = run(sys.argv[1:])
+    except SystemExit as exit:
+        status = exit.code if isinstance(exit.code, int) else int(exit.code is not None)
+    # All is written. LibTorch would take a tenth of a second to forget its operators one by one.
+    os._exit(status)
 
 
 if __name__ == "__main__":

@@ -29,6 +29,10 @@ class InputError(ValueError):
     command_message: str | None = None  # the message with flags where it has keyword arguments, if the library wrote it
 
 
+class UsageError(InputError):
+    """Options with which a command cannot be run: exit status 2."""
+
+
 class Unsupported(InputError):
     """A model, or a way of calling it, with which Espalier would not be exact or has not been proven to be."""
 
@@ -86,5 +90,12 @@ def python_names(text: str) -> str:
 def library_error(message: str) -> InputError:
     """The InputError for one of the library in C++."""
     error = InputError(python_names(message))
+    error.command_message = message
+    return error
+
+
+def usage_error(message: str) -> UsageError:
+    """The UsageError for one of the library in C++."""
+    error = UsageError(python_names(message))
     error.command_message = message
     return error

@@ -23,22 +23,28 @@ def installed_torch() -> str | None:
         return None
 
 
+def built(folder: Path) -> dict[str, str]:
+    """What the compiled trainer in `folder` was built for: version, torch and cuda; empty where there is none."""
+    try:
+        properties: dict[str, str] = json.loads((folder / "built.json").read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}
+    return properties
+
+
 def fault_of(folder: Path, torch: str | None) -> str | None:
     """Why the package in `folder` cannot be used with PyTorch `torch`, in one line; None where it can."""
     from .native import __version__
 
-    try:
-        built = json.loads((folder / "built.json").read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        built = {"version": "none", "torch": "none"}
-    if built["version"] != __version__:
-        return (f"espalier-torch: expected version {__version__}, that of espalier-train, received {built['version']} in "
+    version, its_torch = (built(folder).get(name, "none") for name in ("version", "torch"))
+    if version != __version__:
+        return (f"espalier-torch: expected version {__version__}, that of espalier-train, received {version} in "
                 f"{folder}; run {INSTALL}")  # fmt: skip
     if torch is None:
-        return f"espalier-torch: expected PyTorch {_minor(built['torch'])}, which is not installed; run {INSTALL}"
-    if _minor(torch) != _minor(built["torch"]):
-        return (f"espalier-torch: expected PyTorch {_minor(built['torch'])}, against which {folder} was built, received "
-                f"{torch}; run {INSTALL} 'torch=={_minor(torch)}.*', or install PyTorch {_minor(built['torch'])}")  # fmt: skip
+        return f"espalier-torch: expected PyTorch {_minor(its_torch)}, which is not installed; run {INSTALL}"
+    if _minor(torch) != _minor(its_torch):
+        return (f"espalier-torch: expected PyTorch {_minor(its_torch)}, against which {folder} was built, received "
+                f"{torch}; run {INSTALL} 'torch=={_minor(torch)}.*', or install PyTorch {_minor(its_torch)}")  # fmt: skip
     return None
 
 

@@ -3,7 +3,6 @@
 
 import json
 import re
-import struct
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -38,15 +37,6 @@ def token_bytes(tokenizer_json: Path) -> tuple[list[int], bytes]:
         raise InputError(f"{tokenizer_json}: expected a tokenizer of Hugging Face tokenizers: {error!r}") from None
     texts = [tokens.get(number, b"") for number in range(max(tokens, default=-1) + 1)]
     return [0, *accumulate(map(len, texts))], b"".join(texts)
-
-
-def vocabulary_message(tokenizer_json: str) -> bytes:
-    """token_bytes for the program: "=", the number of offsets, offsets and bytes; or "!" and why not."""
-    try:
-        offsets, texts = token_bytes(Path(tokenizer_json))
-    except InputError as error:
-        return f"!{error}".encode()
-    return b"=" + struct.pack(f"={len(offsets) + 1}q", len(offsets), *offsets) + texts
 
 
 def _tokens(tokenizer: dict[str, Any]) -> dict[int, bytes]:

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Shared fixtures: a byte-level ChatML tokenizer with a choice of chat templates, made without any download."""
 
-import importlib
 import itertools
 import json
 import os
@@ -240,9 +239,8 @@ def own_cache(tmp_path_factory):
 
 def run_here(arguments, cache):
     """A command in Python that computes with a model, in this process, which has imported PyTorch already."""
-    from espalier.commands import model_command
+    from espalier.commands.registry import COMMANDS
 
-    command = importlib.import_module(f"espalier.commands.{arguments[0]}")
     streams = (sys.stdout, sys.stderr)
     # A command ends at these, and leaves that to the process, which goes on to other tests.
     handlers = {number: signal.getsignal(number) for number in ENDING}
@@ -252,7 +250,7 @@ def run_here(arguments, cache):
             os.dup2(file.fileno(), number)
         sys.stdout, sys.stderr = (open(number, "w", closefd=False) for number in (1, 2))  # noqa: SIM115
         try:
-            status = model_command.main(command.parse, getattr(command, arguments[0]), list(map(str, arguments[1:])))
+            status = COMMANDS[arguments[0]].main(list(map(str, arguments[1:])))
         finally:
             for stream in (sys.stdout, sys.stderr):
                 stream.flush()

@@ -21,7 +21,7 @@ def server(folder, state, *flags, dtype="float64"):
     """The address of a server of one model, and its process."""
     environment = {**os.environ, "PYTHONPATH": f"{PYTHON}:{os.environ.get('PYTHONPATH', '')}", "OMP_NUM_THREADS": "1"}
     process = subprocess.Popen(
-        [sys.executable, "-m", "espalier.server", "--model", f"tiny={folder}", "--port", "0", "--state", str(state), "--dtype", dtype,
+        [sys.executable, "-m", "espalier", "serve", "--model", f"tiny={folder}", "--port", "0", "--state", str(state), "--dtype", dtype,
          "--threads", "1", *map(str, flags)], stderr=subprocess.PIPE, text=True, env=environment)  # fmt: skip
     said = []
     try:

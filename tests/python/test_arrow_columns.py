@@ -17,7 +17,7 @@ from pyarrow import parquet
 
 from conftest import REPOSITORY
 from espalier.errors import BadRow, InputError
-from espalier.io.__main__ import main
+from espalier.__main__ import run as main
 from espalier.io.arrow import CHUNK_BYTES
 from espalier.io.sources import chunks_of, records_of
 

@@ -179,7 +179,7 @@ def endless(tmp_path):
 
     def start():
         files = [tmp_path / "chats.jsonl", "-o", tmp_path / "rows.jsonl"]
-        command = [sys.executable, "-m", "espalier.prepare", "--model", model, *files,
+        command = [sys.executable, "-m", "espalier", "prepare", "--model", model, *files,
                    "--template-timeout", "0", "--workers", "2"]  # fmt: skip
         process = subprocess.Popen(list(map(str, command)), env=os.environ | {"PYTHONPATH": str(PYTHON_FOLDER)},
                                    stderr=subprocess.PIPE, text=True, start_new_session=True)  # fmt: skip
@@ -201,7 +201,7 @@ def endless(tmp_path):
 
 
 @pytest.mark.parametrize("number, status, words", [
-    (signal.SIGINT, 130, "espalier prepare: interrupted"), (signal.SIGTERM, 143, "espalier prepare: stopped by SIGTERM"),
+    (signal.SIGINT, 130, "espalier: error: interrupted"), (signal.SIGTERM, 143, "espalier: error: stopped by SIGTERM"),
     (signal.SIGKILL, -signal.SIGKILL, None)], ids=["Ctrl-C", "SIGTERM", "SIGKILL"])  # fmt: skip
 def test_signals_leave_no_process_and_no_half_written_file(endless, tmp_path, number, status, words):
     process, pids = endless()
@@ -224,7 +224,7 @@ def test_a_worker_that_is_killed_is_one_error(endless, tmp_path):
     _, error = process.communicate(timeout=LIMIT)
     assert process.returncode == 1 and "Traceback" not in error
     assert error.splitlines()[-1] == (
-        "espalier prepare: a worker process ended before its work was done, perhaps for lack of memory; "
+        "espalier: error: a worker process ended before its work was done, perhaps for lack of memory; "
         "--workers 1 needs the least"
     )
     assert wait_for(lambda: not running(pids)) and not list(tmp_path.glob("*rows*")) and not list(tmp_path.glob(".espalier*"))

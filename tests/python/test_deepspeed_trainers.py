@@ -81,7 +81,7 @@ def test_espalier_launch(tmp_path):
     path = os.pathsep.join([path_with("deepspeed"), str(REPOSITORY / "python")])
     (tmp_path / "program.py").write_text(PROGRAM)
     environment = {**os.environ, **ENVIRONMENT, "PYTHONPATH": path, "DS_ACCELERATOR": "cpu"}
-    done = subprocess.run([sys.executable, "-m", "espalier.launch", "--", sys.executable, "-m", *TORCHRUN, "program.py"], cwd=tmp_path,
+    done = subprocess.run([sys.executable, "-m", "espalier", "launch", "--", sys.executable, "-m", *TORCHRUN, "program.py"], cwd=tmp_path,
                           env=environment, capture_output=True, text=True, timeout=600)  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stderr.count("espalier: Trainer trains Qwen3Model on trees of tokens\n") == 2, done.stderr

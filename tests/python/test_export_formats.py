@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from conftest import REPOSITORY, seed_of
-from espalier.io.__main__ import main
+from espalier.__main__ import run as main
 from espalier.io.plain_rows import KNOWN_NAMES
 
 

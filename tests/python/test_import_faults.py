@@ -18,7 +18,7 @@ import zstandard
 
 from espalier.errors import BadRow, InputError
 from espalier.io import atif
-from espalier.io.__main__ import main
+from espalier.__main__ import run as main
 from espalier.io.formats import FORMATS, Options
 from espalier.io.importing import _rows_of
 from espalier.io.report import Report
@@ -42,7 +42,7 @@ def fails(tmp_path, capsys):
         code = main(["import", str(path), "-o", str(output), *flags])
         error = capsys.readouterr().err
         last = error.splitlines()[-1]
-        assert code == 1 and "Traceback" not in error and last.startswith("espalier import: "), error
+        assert code == 1 and "Traceback" not in error and last.startswith("espalier: error: "), error
         for word in (str(path), "expected", "received", *words):
             assert word in last, error
         assert len(last) < 1000 and output.read_bytes() == b"old"
@@ -388,7 +388,7 @@ def test_an_interrupted_import_leaves_the_old_output(tmp_path, number, code):
     """The input is a pipe that never ends, so the command is inside of its work when the signal comes."""
     pipe, output = tmp_path / "pipe", tmp_path / "rows.jsonl"
     output.write_bytes(b"old")
-    program = ("import pathlib, sys\nfrom espalier.io.__main__ import main\nimport espalier.io.importing as importing\n"
+    program = ("import pathlib, sys\nfrom espalier.__main__ import run as main\nimport espalier.io.importing as importing\n"
                "def endless(path, most_bytes, tick):\n"
                "    yield 'first', {'input_ids': [1, 2]}\n"
                "    print('reading', flush=True)\n"
@@ -432,11 +432,11 @@ def test_a_full_disk_is_told_whatever_is_written(small_disk, tmp_path):
     path.write_bytes(b"".join(json.dumps({"input_ids": [(7 * row * token) % 9973 for token in range(1000)]}).encode() + b"\n"
                               for row in range(100)))  # fmt: skip
     for name in ("rows.safetensors", "rows.jsonl", "rows.jsonl.gz"):
-        command = [sys.executable, "-m", "espalier.io", "import", path, "-o", tmp_path / "disk" / name]
+        command = [sys.executable, "-m", "espalier", "import", path, "-o", tmp_path / "disk" / name]
         failed = subprocess.run([*small_disk, *map(str, command)], capture_output=True, text=True,
                                 env=os.environ | {"PYTHONPATH": str(PYTHON_FOLDER)})  # fmt: skip
         last = failed.stderr.splitlines()[-1]
-        assert failed.returncode == 1 and last.startswith(f"espalier import: cannot write {tmp_path / 'disk' / name}: "), failed.stderr
+        assert failed.returncode == 1 and last.startswith(f"espalier: error: cannot write {tmp_path / 'disk' / name}: "), failed.stderr
         assert "No space left on device" in last and failed.stdout == "", failed
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from espalier.errors import InputError
 from espalier.io import atif
-from espalier.io.__main__ import main
+from espalier.__main__ import run as main
 from espalier.io.fields import Tally
 from espalier.io.formats import format_of
 

@@ -152,7 +152,7 @@ def refusal(espalier, *arguments):
 def test_text_needs_a_model(espalier, tmp_path, scratch):
     for name, content in (("chats.jsonl", CHATS), ("pairs.jsonl", PAIRS), ("text.json", TEXT_ATIF)):
         raw = write(tmp_path / name, content)
-        assert re.fullmatch(rf"espalier inspect: {raw}: expected `espalier inspect --model DIR`, whose tokenizer and chat template "
+        assert re.fullmatch(rf"espalier: error: {raw}: expected `espalier inspect --model DIR`, whose tokenizer and chat template "
                             r"convert text \([a-z]+\) to tokens, received no model", refusal(espalier, "--data", raw))  # fmt: skip
 
 
@@ -167,7 +167,7 @@ def test_turns_are_of_chats(espalier, tmp_path, scratch):
     assert refusal(espalier, "--data", rows, "--per-turn") == (
         f"espalier: error: --per-turn: expected chats, received rows ({rows})")
     assert refusal(espalier, "--data", traces, "--per-turn") == (
-        f"espalier inspect: --per-turn: expected chats, received traces ({traces})")
+        f"espalier: error: --per-turn: expected chats, received traces ({traces})")
     with open(rows) as file:
         done = subprocess.run([PROGRAM, "inspect", "--data", "-", "--per-turn"], stdin=file, capture_output=True, text=True)
     assert done.returncode == 1 and done.stderr.endswith("--per-turn: expected chats, received rows (/dev/stdin)\n")
@@ -183,7 +183,7 @@ def test_messages_name_the_files_and_flags_of_the_user(espalier, model, tmp_path
     assert message.endswith(" (`espalier prepare` has --from, and `inspect` reads the rows that it writes)")
     bad = write(tmp_path / "bad.jsonl", [CHATS[0], {"messages": 1}])
     message = refusal(espalier, "--model", model, "--data", bad)
-    assert message.startswith(f"espalier inspect: {bad}:2: field `messages`: expected") and "`espalier prepare` has" not in message
+    assert message.startswith(f"espalier: error: {bad}:2: field `messages`: expected") and "`espalier prepare` has" not in message
 
 
 @pytest.mark.parametrize("content", ["{bad\n", "[1, 2]\n", '{"input_ids": null}\n', '{"input_ids": [1, NaN]}\n', "", "a,b\n1,2\n", "\x80\x04"])
@@ -216,7 +216,7 @@ def ended_by(process, number):
     return process.returncode, error.splitlines()[-1]
 
 
-ENDS = [(signal.SIGTERM, 143, "espalier inspect: stopped by SIGTERM"), (signal.SIGINT, 130, "espalier inspect: interrupted")]
+ENDS = [(signal.SIGTERM, 143, "espalier: error: stopped by SIGTERM"), (signal.SIGINT, 130, "espalier: error: interrupted")]
 
 
 @pytest.mark.parametrize("number, code, message", ENDS)
@@ -231,29 +231,32 @@ def test_a_signal_during_the_conversion_leaves_nothing(tmp_path, scratch, number
     assert ended_by(process, number) == (code, message)
 
 
+WAITING = """
+import sys, time
+from pathlib import Path
+from espalier.commands import inspect
+
+run, runs = inspect.run_native, []
+
+def run_and_wait(*arguments):
+    result = run(*arguments)
+    runs.append(result)
+    if len(runs) == 2:
+        Path(sys.argv[1]).touch()
+        time.sleep(1000)
+    return result
+
+inspect.run_native = run_and_wait
+sys.exit(inspect.main(["--data", sys.argv[2]]))
+"""
+
+
 @pytest.mark.parametrize("number, code, message", ENDS)
-def test_a_signal_after_it_ends_the_program_too(tmp_path, scratch, number, code, message):
+def test_a_signal_after_it_removes_its_rows_too(tmp_path, scratch, number, code, message):
     ready = tmp_path / "ready"
-    program = tmp_path / "program"
-    program.write_text(f"#!/bin/sh\necho $$ > {ready}.part && mv {ready}.part {ready}\nexec sleep 1000\n")
-    program.chmod(0o755)
     raw = write(tmp_path / "traces.jsonl", TRACES)
-    process = subprocess.Popen([sys.executable, "-m", "espalier.commands.raw_rows", program, "--", raw], stdout=subprocess.PIPE,
-                               stderr=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": str(REPOSITORY / "python")})  # fmt: skip
+    process = subprocess.Popen([sys.executable, "-c", WAITING, ready, raw], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                               env={**os.environ, "PYTHONPATH": str(REPOSITORY / "python")})  # fmt: skip
     wait_for(ready.exists, process)
     assert [path.name for path in scratch.glob("*/*")] == ["rows.safetensors"]  # control: it was there
     assert ended_by(process, number) == (code, message)
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(int(ready.read_text()), 0)
-        pytest.fail("the program runs on")
-
-
-def test_what_ends_the_program_ends_the_command(tmp_path, scratch):
-    raw = write(tmp_path / "traces.jsonl", TRACES)
-    for words, code in (("exit 3", 3), ("kill -PIPE $$", 141)):
-        program = tmp_path / "program"
-        program.write_text(f"#!/bin/sh\n{words}\n")
-        program.chmod(0o755)
-        command = [sys.executable, "-m", "espalier.commands.raw_rows", program, "--", raw]
-        done = subprocess.run(command, capture_output=True, env={**os.environ, "PYTHONPATH": str(REPOSITORY / "python")})
-        assert done.returncode == code, done

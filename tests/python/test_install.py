@@ -70,9 +70,10 @@ def test_installed_files_know_nothing_of_the_build_tree(prefix):
         return [path for path in folder.rglob("*") if path.is_file() and str(REPOSITORY / "build").encode() in path.read_bytes()]
 
     assert naming_the_build(prefix) == []
-    assert naming_the_build(BUILD / "src/espalier/cli")  # control: what is not installed does
+    assert naming_the_build(BUILD / "src/espalier/ops")  # control: what is not installed does
     torch = cached("ESPALIER_TORCH_RPATH")
-    assert library_path(prefix / "bin/espalier") == ["$ORIGIN/../lib", torch]
+    (engine,) = (prefix / "share/espalier/python/espalier").glob("_engine*.so")
+    assert library_path(engine) == ["$ORIGIN/../../../../lib", torch]
     assert library_path(prefix / "lib/libespalier_ops.so") == ["$ORIGIN", torch]
 
 
@@ -98,10 +99,10 @@ def test_libtorch_may_lie_elsewhere(prefix, tmp_path):
     packages = Path(cached("ESPALIER_TORCH_RPATH")).parents[1]
     (tmp_path / "packages").mkdir()
     moved = hiding(moved=[(packages, tmp_path / "packages")])
-    done = run(*moved, prefix / "bin/espalier", "--version", cwd=tmp_path)
+    done = run(*moved, prefix / "bin/espalier", "device", cwd=tmp_path)
     assert done.returncode != 0 and "libtorch_cpu.so" in done.stderr, done  # control: it is not where it was
-    done = run(*moved, prefix / "bin/espalier", "--version", cwd=tmp_path, LD_LIBRARY_PATH=tmp_path / "packages/torch/lib")
-    assert done.returncode == 0 and done.stdout.startswith("espalier "), done
+    done = run(*moved, prefix / "bin/espalier", "device", cwd=tmp_path, LD_LIBRARY_PATH=tmp_path / "packages/torch/lib")
+    assert done.returncode == 0 and done.stdout.startswith("CPU "), done
 
 
 def test_prepare_finds_a_python(prefix, tmp_path):
@@ -121,14 +122,13 @@ def test_prepare_finds_a_python(prefix, tmp_path):
     done = run(*prepare, cwd=tmp_path, PATH=f"{tmp_path}/first:{os.environ['PATH']}")
     assert done.returncode == 1 and "expected a directory with a tokenizer" in done.stderr, done
     done = run(*prepare, cwd=tmp_path, ESPALIER_PYTHON=tmp_path / "first/python3")
-    assert done.stdout.startswith("the first of PATH: -m espalier.prepare --model"), done
+    assert done.stdout.startswith("the first of PATH: -P -m espalier prepare --model"), done
     gone = hiding(recorded.parent)
     done = run(*gone, *prepare, cwd=tmp_path, PATH=f"{tmp_path}/first:{os.environ['PATH']}")
-    assert done.stdout.startswith("the first of PATH: -m espalier.prepare --model"), done
+    assert done.stdout.startswith("the first of PATH: -P -m espalier prepare --model"), done
     done = run(*gone, "env", f"PATH={tmp_path}/none", *prepare, cwd=tmp_path)
     assert done.returncode == 1 and done.stderr == (
-        "espalier: error: prepare: cannot start python3: No such file or directory; "
-        "set ESPALIER_PYTHON to a Python that has the package transformers\n")  # fmt: skip
+        "espalier: error: cannot start python3; set ESPALIER_PYTHON to a Python that has the packages of Espalier\n")
     done = run(*prepare, cwd=tmp_path, ESPALIER_PYTHON=tmp_path / "bare/python3")
     assert done.returncode == 1 and "expected a Python with the package transformers, received" in done.stderr, done
     assert "No module named 'transformers'" in done.stderr and "set ESPALIER_PYTHON to another" in done.stderr
@@ -159,7 +159,7 @@ def test_prepare_uses_the_installed_python_package(prefix, tmp_path):
     finally:
         shutil.move(tmp_path / "espalier", package)
     assert done.returncode == 1
-    assert done.stderr == f"espalier: error: prepare: expected Espalier's Python package in {package.parent}, found none\n"
+    assert done.stderr == f"espalier: error: expected Espalier's Python package in {package.parent}, found none\n"
 
 
 def test_python_loads_the_installed_ops(prefix, tmp_path):

@@ -12,6 +12,7 @@ import warnings
 import pytest
 import torch
 
+from espalier.commands import device
 from espalier.kernels import checks, libraries, report, verdicts
 from espalier.kernels.verdicts import Finding
 from conftest import REPOSITORY
@@ -137,7 +138,6 @@ def test_what_the_command_device_says(gpu, monkeypatch):
         "operators": {"head": "not checked: its check ended with status 1: it said nothing", "distribution": "passed",
                       "products": "FAILED: its check was killed by signal 6 (Aborted): it said nothing"},
         "taken": {"attention": "masked"}}  # fmt: skip
-    assert json.loads(report.verdicts_text(0, again=False)) == said
     gpu.code = {}
     assert report.verdicts_of(0, again=True)["taken"] == {"attention": "ampere"}
     monkeypatch.setattr(libraries.attention, "installed", lambda: "a library")
@@ -146,8 +146,30 @@ def test_what_the_command_device_says(gpu, monkeypatch):
     assert report.verdicts_of(0)["taken"] == {"attention": "masked"}
 
 
+def test_the_command_device(gpu, monkeypatch, capsys):
+    """It asks the judge for every GPU that can be used."""
+    monkeypatch.setattr(libraries.attention, "installed", lambda: "")
+    result = lambda fault: {"cpu": {}, "auto": "cuda:0", "cuda": {"fault": fault, "devices": [{"name": "a GPU"}, {"name": "a GPU"}]}}
+
+    def said(fault, *flags):
+        gpu.started.clear()
+        monkeypatch.setattr(device, "run_native", lambda name, texts, process: (0, result(fault)) if (name, texts) == ("device", []) else 1)
+        assert device.work(device.parser().parse(["--json", *flags]), None) == 0
+        return json.loads(capsys.readouterr().out)["cuda"]["devices"]
+
+    passed = dict.fromkeys(("head", "distribution", "products"), "passed")
+    verdict = {"attention": {"ampere": "passed", "masked": "passed"}, "operators": passed, "taken": {"attention": "ampere"}}
+    assert said("no driver") == [{"name": "a GPU"}] * 2 and gpu.started == []
+    assert said(None) == [{"name": "a GPU", **verdict}] * 2 and gpu.started == list(verdicts.OWN[1:])
+    assert said(None, "--requalify") == [{"name": "a GPU", **verdict}] * 2 and gpu.started == list(verdicts.OWN[1:]) * 2
+    with pytest.raises(SystemExit):
+        device.parser().parse(["--check", "head", "--device", "tpu"])
+    assert "--device: expected cpu, cuda or cuda:N, received `tpu`" in capsys.readouterr().err
+
+
 def test_the_process_of_a_check(tmp_path, monkeypatch):
-    """A real one, with the CPU's own kernels; what the check raises is an exit status."""
+    """A real one, with the CPU's own kernels and the operators of this process; what the check raises is an exit status."""
+    monkeypatch.setenv("ESPALIER_OPS", "/nowhere")
     assert verdicts._checked("distribution", "cpu").checks > 80
     wrong = verdicts._checked("ampere", "cpu")
     assert not wrong.is_lasting and "status 1: espalier.errors.InputError: expected a family of kernels of cpu" in wrong.fault
@@ -171,12 +193,17 @@ int cuDeviceGetAttribute(int* value, int attribute, int device) { *value = attri
 ENGINE = """
 import sys, espalier.ops, espalier.native
 JUDGE
-import espalier._engine as native
 for _ in range(2):
     try:
         native.Engine(sys.argv[1], [("device", "cuda")], "", False)
     except Exception as error:
         assert "cuda" in str(error), error
+"""
+
+
+WITHOUT_JUDGE = """
+import espalier._engine as native
+native.listen(lambda text: print(text, file=sys.stderr), lambda *_: None, lambda: None)
 """
 
 
@@ -190,7 +217,7 @@ def driver(tmp_path_factory):
     return folder
 
 
-def said_by_engines(driver, folder, cache, judge=""):
+def said_by_engines(driver, folder, cache, judge=WITHOUT_JUDGE):
     """What two in one process say beside PyTorch, before they find that the device cannot be opened."""
     code = ENGINE.replace("JUDGE", judge)
     environment = {**os.environ, "LD_LIBRARY_PATH": str(driver), "XDG_CACHE_HOME": str(cache), "PYTHONPATH": str(REPOSITORY / "python")}
@@ -222,7 +249,6 @@ def test_an_engine_reads_the_verdicts_that_are_kept(driver, tmp_path):
 def test_an_engine_of_python_asks_the_judge(driver, tmp_path):
     """Once for a device. What it raises ends the call."""
     judge = """
-from espalier.kernels import verdicts
 from espalier.kernels.verdicts import Finding
 asked = []
 def verdicts_on(families, index):
@@ -230,7 +256,7 @@ def verdicts_on(families, index):
     return {family: Finding(5, "off" if family == "masked" else "", None, family != "products") for family in families}
 from espalier.kernels import libraries
 libraries.verdicts_on = verdicts_on
-import espalier.native_engine
+from espalier.native_engine import native
 """
     said = said_by_engines(driver, tmp_path, tmp_path / "cache", judge).splitlines()
     assert said[0] == "asked 0" and len(said) == 2

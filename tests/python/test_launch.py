@@ -16,7 +16,7 @@ import torch
 from conftest import REPOSITORY
 from espalier import hf, launch
 from espalier.launch import hooks, notes
-from espalier.launch.__main__ import environment_of, is_installed_package
+from espalier.launch.command import environment_of, is_installed_package
 from espalier.launch.arguments import parse_launch
 from hf_models import make_model
 
@@ -87,7 +87,7 @@ def run(folder, *words, status=0, **variables):
 
 
 def launched(folder, *words, **more):
-    return run(folder, "-m", "espalier.launch", *words, **more)
+    return run(folder, "-m", "espalier", "launch", *words, **more)
 
 
 def program(folder, text, name="program.py"):
@@ -249,7 +249,7 @@ def test_a_python_without_the_package(folder):
 def test_a_sitecustomize_that_was_there(folder):
     (folder / "sitecustomize.py").write_text("import os\nWHERE = __file__\nos.environ['THERE'] = 'yes'\n")
     code = "import os, sitecustomize as s; print(os.environ['THERE'], s.WHERE == s.__file__, flush=True); os._exit(3)"
-    process = start(folder, "-m", "espalier.launch", "--", sys.executable, "-c", code)
+    process = start(folder, "-m", "espalier", "launch", "--", sys.executable, "-c", code)
     printed, said = process.communicate()
     assert (printed, process.returncode) == ("yes True\n", 3), said
 
@@ -258,7 +258,7 @@ def test_a_sitecustomize_that_was_there(folder):
 def test_signals_reach_the_command(folder, number):
     code = ("import signal, sys, time; signal.signal(int(sys.argv[1]), lambda *_: sys.exit(7)); print('ready', flush=True); "
             "time.sleep(600)")  # fmt: skip
-    process = start(folder, "-m", "espalier.launch", "--", sys.executable, "-c", code, str(int(number)))
+    process = start(folder, "-m", "espalier", "launch", "--", sys.executable, "-c", code, str(int(number)))
     process.stdout.readline()
     process.send_signal(number)
     assert process.wait(60) == 7
@@ -268,7 +268,7 @@ def test_exit_codes(folder):
     launched(folder, sys.executable, "-c", "raise SystemExit(5)", status=5)
     launched(folder, sys.executable, "-c", "import os; os.kill(os.getpid(), 9)", status=137)
     said = launched(folder, "--", "./nothing-of-that-name", status=1)
-    assert ours(said) == ["espalier launch: cannot start ./nothing-of-that-name: No such file or directory"]
+    assert ours(said) == ["espalier: error: cannot start ./nothing-of-that-name: No such file or directory"]
 
 
 @pytest.mark.parametrize("words, expected", [
@@ -335,7 +335,7 @@ def test_a_module_is_watched_however_it_is_loaded(tmp_path, monkeypatch):
 
 def test_processes_that_do_not_train_load_little(folder):
     code = "import sys; print([name for name in ('torch', 'numpy', 'inspect', 'transformers') if name in sys.modules])"
-    process = start(folder, "-m", "espalier.launch", sys.executable, "-c", code)
+    process = start(folder, "-m", "espalier", "launch", sys.executable, "-c", code)
     printed, said = process.communicate()
     assert printed == "[]\n", said
 

@@ -76,7 +76,7 @@ def test_flags_come_from_a_file_too(espalier, model, data, tmp_path):
     espalier("logprobs", "--config", config, "--limit", 1, "-o", tmp_path / "out.jsonl")
     (line,) = lines(tmp_path / "out.jsonl")
     assert len(line["topk_ids"][1]) == 3 and len(line["entropies"]) == len(line["logprobs"])
-    refused = {"topk = 3\n": (1, "unknown key `topk`: expected a flag of `espalier logprobs` (see --help); did you mean top-k?"),
+    refused = {"topk = 3\n": (1, "unknown key `topk`: expected a flag of `espalier logprobs` (see --help); did you mean --top-k?"),
                "top_k = [3]\n": (1, "key `top_k`: expected one value, received a list"),
                'top_k = "many"\n': (2, "--top-k: expected a whole number of at least 0, received many"),
                "top_k = \n": (1, "flags.toml: "),

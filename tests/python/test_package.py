@@ -42,7 +42,7 @@ def test_a_package_that_is_not_built_says_how_to_build_it(tmp_path):
     shutil.copytree(REPOSITORY / "python/espalier", tmp_path / "espalier", ignore=plain)
     code = """
 import espalier
-import espalier.prepare
+import espalier.commands.prepare
 print(espalier.InputError.__name__)
 for name in ("build", "nothing"):
     try:

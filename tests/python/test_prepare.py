@@ -355,7 +355,7 @@ def test_command_line(models, tmp_path):
     chats = tmp_path / "chats.jsonl"
     chats.write_text(json.dumps(CALLS) + "\n\n")
     environment = os.environ | {"PYTHONPATH": str(PYTHON_FOLDER)}
-    base = [sys.executable, "-X", "importtime", "-m", "espalier.prepare"]
+    base = [sys.executable, "-X", "importtime", "-m", "espalier", "prepare"]
     done = subprocess.run([*base, "--model", models["native"], chats, "-o", tmp_path / "r.jsonl"],
                           env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
@@ -363,4 +363,4 @@ def test_command_line(models, tmp_path):
     assert " torch\n" not in done.stderr
     wrong = subprocess.run([*base, "--model", models["native"], chats, "-o", tmp_path / "r.csv"],
                            env=environment, capture_output=True, text=True)
-    assert wrong.returncode == 2 and "espalier prepare: error: argument -o: expected a name in .jsonl" in wrong.stderr
+    assert wrong.returncode == 2 and "espalier: error: argument -o: expected a name in .jsonl" in wrong.stderr

@@ -40,7 +40,7 @@ def fails(tmp_path, capsys):
         error = capsys.readouterr().err
         assert code == 1 and "Traceback" not in error, error
         last = error.splitlines()[-1]
-        assert last.startswith("espalier prepare: ") and error.count("espalier prepare: ") == 1
+        assert last.startswith("espalier: error: ") and error.count("espalier: error: ") == 1
         for word in words:
             assert word in last, error
         assert [path.name for path in tmp_path.iterdir() if "rows" in path.name] == []
@@ -331,7 +331,7 @@ def start(models, tmp_path, *flags, **options):
     if not model.exists():
         write_model(model, "{% if messages[0]['content'] == 'loop' %}" + ENDLESS + "{% endif %}" + NO_CALLS)
     chats = write_chats(tmp_path, [CHAT, {"messages": [{"role": "user", "content": "loop"}, ANSWER]}])
-    command = [sys.executable, "-m", "espalier.prepare", "--model", model, chats, "-o", tmp_path / "rows.jsonl",
+    command = [sys.executable, "-m", "espalier", "prepare", "--model", model, chats, "-o", tmp_path / "rows.jsonl",
                "--template-timeout", "0", *flags]
     process = subprocess.Popen(list(map(str, command)), env=os.environ | {"PYTHONPATH": str(PYTHON_FOLDER)},
                                stderr=subprocess.PIPE, text=True, **options)
@@ -343,7 +343,7 @@ def start(models, tmp_path, *flags, **options):
 @pytest.mark.parametrize("milliseconds", [60, 100, 150, 250, 400])
 def test_an_early_interrupt_leaves_no_traceback(tmp_path, milliseconds):
     chats = write_chats(tmp_path, [CHAT])
-    command = [sys.executable, "-m", "espalier.prepare", "--model", tmp_path, chats, "-o", tmp_path / "rows.jsonl"]
+    command = [sys.executable, "-m", "espalier", "prepare", "--model", tmp_path, chats, "-o", tmp_path / "rows.jsonl"]
     process = subprocess.Popen(list(map(str, command)), env=os.environ | {"PYTHONPATH": str(PYTHON_FOLDER)},
                                stderr=subprocess.PIPE, text=True)  # fmt: skip
     time.sleep(milliseconds / 1000)
@@ -352,9 +352,9 @@ def test_an_early_interrupt_leaves_no_traceback(tmp_path, milliseconds):
 
 
 @pytest.mark.parametrize("number, status, words", [
-    (signal.SIGINT, 130, "espalier prepare: interrupted"),
-    (signal.SIGTERM, 143, "espalier prepare: stopped by SIGTERM"),
-    (signal.SIGHUP, 129, "espalier prepare: stopped by SIGHUP")])
+    (signal.SIGINT, 130, "espalier: error: interrupted"),
+    (signal.SIGTERM, 143, "espalier: error: stopped by SIGTERM"),
+    (signal.SIGHUP, 129, "espalier: error: stopped by SIGHUP")])
 def test_signals_end_in_one_line_and_leave_nothing(models, tmp_path, number, status, words):
     process = start(models, tmp_path)
     process.send_signal(number)
@@ -393,7 +393,7 @@ def test_an_error_of_the_program_is_one_line_and_a_traceback_where_asked_for(pre
     monkeypatch.delenv("ESPALIER_TRACEBACK", raising=False)
     assert prepare("native", [CHAT]) == (1, None)
     error = capsys.readouterr().err
-    assert error.splitlines()[-1] == ("espalier prepare: internal error: TypeError: \\x1b[31mwhat is this "
+    assert error.splitlines()[-1] == ("espalier: error: internal error: TypeError: \\x1b[31mwhat is this "
                                       "(ESPALIER_TRACEBACK=1 shows where)")
     assert "Traceback" not in error and "\x1b" not in error
     monkeypatch.setenv("ESPALIER_TRACEBACK", "1")
@@ -423,7 +423,7 @@ def test_bytes_of_file_names_that_are_no_text_do_not_reach_the_rows(models, tmp_
 
 def run(models, tmp_path, rows, **options):
     chats = write_chats(tmp_path, rows)
-    command = [sys.executable, "-m", "espalier.prepare", "--model", models["native"], chats, "-o", tmp_path / "rows.jsonl"]
+    command = [sys.executable, "-m", "espalier", "prepare", "--model", models["native"], chats, "-o", tmp_path / "rows.jsonl"]
     return subprocess.run(list(map(str, command)), env=os.environ | {"PYTHONPATH": str(PYTHON_FOLDER)}, text=True, **options)
 
 
@@ -439,7 +439,7 @@ def test_blank_lines_without_end_are_refused(models, tmp_path, capsys):
     chats.write_bytes(gzip.compress(json.dumps(CHAT).encode() + b"\n" * 1_000_002))
     assert main(["--model", str(models["native"]), str(chats), "-o", str(tmp_path / "rows.jsonl")]) == 1
     last = capsys.readouterr().err.splitlines()[-1]
-    assert last == f"espalier prepare: {chats}:1000002: expected at most 1,000,000 blank lines in a row, received more"
+    assert last == f"espalier: error: {chats}:1000002: expected at most 1,000,000 blank lines in a row, received more"
     assert not list(tmp_path.glob("*rows*"))
 
 
@@ -448,7 +448,7 @@ def test_output_that_cannot_be_written_is_an_error(models, tmp_path):
                preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000)))
     assert done.returncode == 1 and "Traceback" not in done.stderr
     reason = "File too large (the limit of this process, ulimit -f, is 1000 bytes)"
-    assert done.stderr.splitlines()[-1] == f"espalier prepare: cannot write {tmp_path / 'rows.jsonl'}: {reason}"
+    assert done.stderr.splitlines()[-1] == f"espalier: error: cannot write {tmp_path / 'rows.jsonl'}: {reason}"
     assert not list(tmp_path.glob("*rows*")) and not list(tmp_path.glob(".espalier*"))
 
 

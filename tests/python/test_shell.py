@@ -197,7 +197,7 @@ def test_output_that_cannot_be_written_fails_and_a_closed_pipe_is_silent(espalie
     path = str(REPOSITORY / "bin/espalier")
     with open("/dev/full", "w") as full:
         done = subprocess.run([path, *command], stdout=full, stderr=subprocess.PIPE, text=True)
-    assert done.returncode == 1 and done.stderr.startswith(f"espalier {command[0]}: cannot write the output: No space left")
+    assert done.returncode == 1 and done.stderr.startswith("espalier: error: cannot write to standard output: No space left")
     reading, writing = os.pipe()
     os.close(reading)
     done = subprocess.run([path, *command], stdout=writing, stderr=subprocess.PIPE, text=True)

@@ -85,27 +85,42 @@ def test_without_pytorch_the_build_says_what_helps(tmp_path):
     assert done.returncode != 0 and "expected PyTorch, against which it is built, found none: pip install torch" in said
 
 
+STAND_IN = """
+class StopRequest:
+    step = -1
+
+
+def prepare_process(*_):
+    pass
+
+
+guard_files = listen = remove_temporaries = prepare_process
+
+
+def run_command(name, options, *_):
+    print(__file__, name, options, flush=True)
+    return 0, "null"
+"""
+
+
 @pytest.fixture
 def package(tmp_path):
-    """Espalier as wheels install it: espalier_torch with the operators of the build, and programs that say which they are."""
+    """Espalier as wheels install it: espalier_torch with the operators of the build, and a trainer that says which it is."""
     from torch import __version__ as torch
 
-    shutil.copytree(REPOSITORY / "python/espalier", tmp_path / "espalier", ignore=shutil.ignore_patterns("_engine*.so", "__pycache__"))
-    (tmp_path / "espalier/bin").mkdir()
+    shutil.copytree(REPOSITORY / "python/espalier", tmp_path / "espalier", ignore=shutil.ignore_patterns("_engine*.so", "built.json", "__pycache__"))
     folder = tmp_path / "espalier_torch"
-    (folder / "bin").mkdir(parents=True)
+    folder.mkdir()
     (folder / "__init__.py").write_text((FOLDER / "espalier_torch/__init__.py").read_text())
     (folder / "libespalier_ops.so").symlink_to(REPOSITORY / "build/release/src/espalier/ops/libespalier_ops.so")
-    for program in (folder / "bin/espalier", tmp_path / "espalier/bin/espalier-core"):
-        program.write_text('#!/bin/sh\necho "$0 $* $ESPALIER_WITHOUT_LIBTORCH"\n')
-        program.chmod(0o755)
+    (folder / "_engine.py").write_text(STAND_IN)
     built = {"version": VERSION, "torch": torch}
     (folder / "built.json").write_text(json.dumps(built))
     return folder, built
 
 
 def python(folder, *arguments):
-    environment = {name: value for name, value in os.environ.items() if name not in {"ESPALIER_OPS", "ESPALIER_WITHOUT_LIBTORCH"}}
+    environment = {name: value for name, value in os.environ.items() if name != "ESPALIER_OPS"}
     return subprocess.run([sys.executable, *arguments], cwd=folder, capture_output=True, text=True,
                           env=environment | {"PYTHONPATH": str(folder)})  # fmt: skip
 
@@ -124,7 +139,7 @@ for name in ("ops", "native_engine"):
 def test_what_fits_is_taken(package, tmp_path):
     folder, _ = package
     done = python(tmp_path, "-m", "espalier", "train", "--steps", "1")
-    assert done.returncode == 0 and done.stdout.split() == [str(folder / "bin/espalier"), "train", "--steps", "1"], done
+    assert done.returncode == 0 and done.stdout == f"{folder}/_engine.py train [('steps', '1')]\n", done
     done = python(tmp_path, "-c", OPS)
     assert done.returncode == 0 and done.stdout.strip() == str(folder / "libespalier_ops.so"), done.stderr
 
@@ -147,7 +162,8 @@ def test_what_does_not_fit_is_refused_by_name_before_it_is_loaded(package, tmp_p
     assert said.stdout.count(f"espalier-torch: {expected}") == 2, said
     # The command still does what needs no LibTorch, and knows why it does not do the rest.
     done = python(tmp_path, "-m", "espalier", "train")
-    assert done.stdout.startswith(f"{tmp_path}/espalier/bin/espalier-core train espalier-torch: {expected}"), done
+    assert done.returncode == 1 and done.stderr.startswith(f"espalier: error: train needs LibTorch: espalier-torch: {expected}"), done
+    assert python(tmp_path, "-m", "espalier", "synth", "-o", "rows.jsonl").returncode == 0
 
 
 def test_without_espalier_torch_the_package_says_how_to_get_it(package, tmp_path):
@@ -155,4 +171,4 @@ def test_without_espalier_torch_the_package_says_how_to_get_it(package, tmp_path
     folder.rename(tmp_path / "elsewhere")
     done = python(tmp_path, "-c", ENGINE)
     assert done.returncode != 0 and "pip install 'espalier-train[torch]'" in done.stderr, done
-    assert python(tmp_path, "-m", "espalier", "plan").stdout.split() == [f"{tmp_path}/espalier/bin/espalier-core", "plan"]
+    assert python(tmp_path, "-m", "espalier", "synth", "-o", "rows.jsonl").returncode == 0

@@ -146,7 +146,7 @@ def test_llama_factory(desk):
     (desk / "run.yaml").write_text(FACTORY)
     words = ["-m", "llamafactory.cli", "train", "run.yaml"]
     plain = run(desk, *words, DISABLE_VERSION_CHECK="1")
-    check(plain, run(desk, "-m", "espalier.launch", "--", sys.executable, *words, DISABLE_VERSION_CHECK="1"))
+    check(plain, run(desk, "-m", "espalier", "launch", "--", sys.executable, *words, DISABLE_VERSION_CHECK="1"))
 
 
 @pytest.mark.parametrize("stage", [2, 3])
@@ -159,7 +159,7 @@ def test_llama_factory_with_deepspeed(desk, stage):
     words = ["-m", "llamafactory.cli", "train", "run.yaml"]
     variables = {"DISABLE_VERSION_CHECK": "1", "FORCE_TORCHRUN": "1"}
     plain = run(desk, *words, **variables, **of_deepspeed(desk))
-    check(plain, run(desk, "-m", "espalier.launch", "--", sys.executable, *words, **variables, **of_deepspeed(desk)))
+    check(plain, run(desk, "-m", "espalier", "launch", "--", sys.executable, *words, **variables, **of_deepspeed(desk)))
 
 
 AXOLOTL = """

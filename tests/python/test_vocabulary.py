@@ -2,6 +2,7 @@
 """The texts of tokens, read from tokenizer.json."""
 
 import itertools
+import contextlib
 import json
 import random
 
@@ -9,7 +10,7 @@ import pytest
 
 from conftest import seed_of
 from espalier import InputError
-from espalier.vocabulary import token_bytes, vocabulary_message
+from espalier.vocabulary import token_bytes
 
 BYTE_LEVEL = {
     "added_tokens": [{"id": 5, "content": "<|im_start|>"}, {"id": 9, "content": "caf\u00e9 \u0120"}],
@@ -67,8 +68,8 @@ def test_they_are_those_of_tokenizers(read):
 def test_bad_files_are_named(read, tmp_path, text):
     with pytest.raises(InputError, match="tokenizer.json: expected a tokenizer of Hugging Face tokenizers: "):
         read(text)
-    assert vocabulary_message(str(tmp_path / "tokenizer.json")).startswith(b"!" + str(tmp_path).encode())
-    assert vocabulary_message(str(tmp_path / "none.json")).endswith(b"none.json: No such file or directory")
+    with pytest.raises(InputError, match="none.json: No such file or directory"):
+        token_bytes(tmp_path / "none.json")
 
 
 def test_any_bytes_are_refused_or_read(tmp_path):
@@ -80,7 +81,7 @@ def test_any_bytes_are_refused_or_read(tmp_path):
         for _ in range(draw.randint(1, 4)):
             text[draw.randrange(len(text))] = draw.choice(b'"{}[]:,\\0a\xff\xc3' if draw.random() < 0.5 else text)
         file.write_bytes(text)
-        message = vocabulary_message(str(file))
-        assert message[:1] in (b"=", b"!")
-        read += message[:1] == b"="
+        with contextlib.suppress(InputError):
+            token_bytes(file)
+            read += 1
     assert 20 < read < 1980

@@ -3,6 +3,7 @@
 
 import argparse
 import difflib
+import errno
 import os
 import re
 import sys
@@ -19,8 +20,25 @@ def positive(text):
     return value
 
 
+def nearest_word(word, known):
+    """That of `known` which `word` is similar to; None: none is."""
+    return next(iter(difflib.get_close_matches(word, known, n=1, cutoff=0.5)), None)
+
+
+def byte_count(text):
+    """A size such as 8GiB, 500MB or a number of bytes."""
+    size = re.fullmatch(r"(\d+\.?\d*) *(?:([kmgtpe])(i)?)?b?", text, re.ASCII | re.IGNORECASE)
+    power = " kmgtpe".index(size[2].lower()) if size and size[2] else 0
+    count = int(float(size[1]) * (1024 if size[3] else 1000) ** power) if size else 0
+    if count <= 0:
+        raise argparse.ArgumentTypeError(f"expected a size such as 8GiB or 500MB, received {text!r}")
+    return count
+
+
 def print_whole(text):
     """Writes to standard output; raises OSError if that fails."""
+    if sys.stdout is None:
+        raise OSError(errno.EBADF, os.strerror(errno.EBADF))
     try:
         sys.stdout.write(text)
         sys.stdout.flush()
@@ -34,10 +52,9 @@ class ArgumentParser(argparse.ArgumentParser):
     def error(self, message):
         unknown = re.fullmatch(r"unrecognized arguments: (--[\w-]+).*", message, re.DOTALL)
         if unknown:
-            near = difflib.get_close_matches(unknown[1], self._option_string_actions, n=1)
-            message = f"unknown flag {unknown[1]} of `{self.prog}`" + (f"; did you mean {near[0]}?" if near else "")
-        write(self.format_usage())
-        say(f"{self.prog}: error: {message}")
+            near = nearest_word(unknown[1], self._option_string_actions)
+            message = f"unknown flag {unknown[1]} of `{self.prog}`" + (f"; did you mean {near}?" if near else "")
+        say(f"espalier: error: {message} (see `{self.prog} --help`)")
         sys.exit(2)
 
     def _print_message(self, message, file=None):
@@ -58,8 +75,8 @@ def hub_advice(missing):
 
 
 def add_bad_row_flags(parser):
-    parser.add_argument("--max-row-bytes", type=positive, default=256 << 20, metavar="N",
-                        help="longer lines are bad rows and are not held in memory (default: %(default)s)")
+    parser.add_argument("--max-row-bytes", type=byte_count, default=256 << 20, metavar="SIZE",
+                        help="longer lines, such as of 1GiB, are bad rows and do not fill the memory (default: 256MiB)")
     parser.add_argument("--skip-bad-rows", action="store_true",
                         help="count and report bad lines instead of stopping at the first")
 

@@ -1,5 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Shell scripts that complete commands, flags, values and files."""
+"""`espalier completion`: shell scripts that complete commands, flags, values and files."""
+
+import argparse
+from collections.abc import Sequence
+
+from .command import run_command
+from .command_line import ArgumentParser, print_whole
+from .help_data import read_commands
+
+DESCRIPTION = "Write a shell script that completes commands, flags and files."
+EPILOG = """\
+To load it in bash or zsh, run `source <(espalier completion SHELL)`; in fish, run
+`espalier completion fish | source`. `cmake --install` installs all three where
+shells find them.
+"""
 
 
 def first_sentence(help):
@@ -182,3 +196,17 @@ def fish_script(program, commands):
 
 
 SCRIPTS = {"bash": bash_script, "zsh": zsh_script, "fish": fish_script}
+
+
+def parser() -> ArgumentParser:
+    """The shell."""
+    made = ArgumentParser(prog="espalier completion", description=DESCRIPTION, epilog=EPILOG,
+                          formatter_class=argparse.RawDescriptionHelpFormatter)  # fmt: skip
+    made.add_argument("shell", choices=tuple(SCRIPTS), metavar="SHELL", help="shell that the script is for: bash, zsh or fish")
+    return made
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Runs the command and returns its exit status."""
+    shell = parser().parse_args(arguments).shell
+    return run_command("completion", lambda: print_whole(SCRIPTS[shell](*read_commands())))

@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs `espalier logprobs`: log-probabilities, entropies and top-k tokens, computed on the shared trees."""
+"""`espalier logprobs`: log-probabilities, entropies and top-k tokens, computed on the shared trees."""
 
 import itertools
 import json
-import sys
 
 from ..errors import InputError
+from .command import run_work
 from .console import count_of, printable
-from .model_command import Work, main
-from .model_flags import DATA, OUTPUT, PLAN_FLAGS, ModelParser, given, real, whole
+from .model_command import Work
+from .parser import DATA, OUTPUT, PLAN_FLAGS, CommandParser, present_values, real, whole
 
 DESCRIPTION = """\
 Write the log-probability of every token, computed on the shared trees; with
@@ -33,27 +33,27 @@ Example, distillation:
 """
 
 
-def logprobs_parser():
+def parser():
     """All flags."""
-    parser = ModelParser("logprobs", DESCRIPTION, EPILOG)
-    parser.group(DATA)
-    parser.model()
-    parser.flag("adapter", "Adapter of the model, a PEFT folder", "DIR", path="folder")
-    parser.data()
-    parser.flag("temperature", "Divide logits by this. Without it: by the `temperature` of each row, or 1 where it has none; but "
+    made = CommandParser("logprobs", DESCRIPTION, EPILOG)
+    made.group(DATA)
+    made.model()
+    made.flag("adapter", "Adapter of the model, a PEFT folder", "DIR", path="folder")
+    made.data()
+    made.flag("temperature", "Divide logits by this. Without it: by the `temperature` of each row, or 1 where it has none; but "
                 "those of --top-k by 1", "X", real(1e-3))  # fmt: skip
-    parser.group(OUTPUT)
-    parser.flag("out", "JSONL file to write: trajectory_id (or row number), logprobs (the first null), and what other flags add; "
+    made.group(OUTPUT)
+    made.flag("out", "JSONL file to write: trajectory_id (or row number), logprobs (the first null), and what other flags add; "
                 "with --as-reference also packed .safetensors", "FILE", letter="-o", path="file", required=True)  # fmt: skip
-    parser.flag("entropies", "Write the entropy of each token's distribution, in nats, at the same temperature")
-    parser.flag("top-k", "Write this many of the most likely tokens of each distribution and their log-probabilities (0: none)",
+    made.flag("entropies", "Write the entropy of each token's distribution, in nats, at the same temperature")
+    made.flag("top-k", "Write this many of the most likely tokens of each distribution and their log-probabilities (0: none)",
                 "N", whole(), default="0")  # fmt: skip
-    parser.flag("as-reference", "Write the rows of the data with the log-probabilities as those of a reference or teacher: "
+    made.flag("as-reference", "Write the rows of the data with the log-probabilities as those of a reference or teacher: "
                 "ref_logprobs, and with --top-k also ref_topk_ids and ref_topk_logprobs")  # fmt: skip
-    parser.machine()
-    parser.plan()
-    parser.others()
-    return parser
+    made.machine()
+    made.plan()
+    made.others()
+    return made
 
 
 def _check_as_reference(rows):
@@ -100,29 +100,30 @@ def _numbers(first, array):
     return f"[{','.join([*([first] if first else []), *map(str, array)])}]"
 
 
-def logprobs(arguments, group=None):
+def work(arguments, process, group=None):
     """Raises InputError.
 
     Args:
-        arguments: Of logprobs_parser.
-        group: The ranks that divide the work. Default: this process alone.
+        arguments: The values of flags.
+        process: In which the work is done.
+        group: The ranks that divide it. Default: this process alone.
     """
     if arguments.as_reference and arguments.entropies:
         raise InputError("--as-reference: cannot be combined with --entropies, because rows have no such field")
-    work, top_k = Work("logprobs", group), arguments.top_k or 0
-    engine = work.engine(arguments.model, given(arguments, (*PLAN_FLAGS, "dtype", "device", "threads")))
+    here, top_k = Work("logprobs", process, group), arguments.top_k or 0
+    engine = here.engine(arguments.model, present_values(arguments, (*PLAN_FLAGS, "dtype", "device", "threads")))
     if top_k > engine._engine.vocab_size:
         raise InputError(f"--top-k {top_k}: expected at most the model's vocab_size, {engine._engine.vocab_size}")
     if arguments.adapter:
         engine.use(engine.new_adapter(adapter=arguments.adapter))
-    rows = work.rows(arguments)
+    rows = here.rows(arguments)
     if arguments.as_reference:
         _check_as_reference(rows)
-    with work.progress("logprobs") as progress:
+    with here.progress("logprobs") as progress:
         *found, encoded = engine._distributions(
             rows, k=top_k, temperature=arguments.temperature, entropies=bool(arguments.entropies),
             progress=lambda done, total: progress.update(done / total, ""))  # fmt: skip
-    if not work.tells:
+    if not here.tells:
         return
     import numpy as np
 
@@ -133,15 +134,16 @@ def logprobs(arguments, group=None):
     if arguments.as_reference:
         write(arguments.out, _as_reference(rows, token_logprobs, ids, values))
     else:
-        work.write_file(arguments.out, _listing(rows, token_logprobs, ids, values, entropies))
-    work.print(f"{printable(arguments.out)}: {count_of(len(rows), 'row')}, {count_of(rows.num_tokens, 'flat token')} from "
+        here.write_file(arguments.out, _listing(rows, token_logprobs, ids, values, entropies))
+    here.print(f"{printable(arguments.out)}: {count_of(len(rows), 'row')}, {count_of(rows.num_tokens, 'flat token')} from "
                f"{encoded:,} encoded\n")  # fmt: skip
 
 
 def parse(arguments):
-    """Of the command line."""
-    return logprobs_parser().parse(arguments)
+    """The values of flags."""
+    return parser().parse(arguments)
 
 
-if __name__ == "__main__":
-    sys.exit(main(parse, logprobs))
+def main(arguments):
+    """Runs the command and returns its exit status."""
+    return run_work("logprobs", parse, work, arguments)

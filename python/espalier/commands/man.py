@@ -1,5 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The manual page in man(7) format."""
+"""`espalier man`: the manual page in man(7) format."""
+
+import argparse
+from collections.abc import Sequence
+
+from .command import run_command
+from .command_line import ArgumentParser, print_whole
+from .help_data import read_commands
+from .version import version_text
+
+DESCRIPTION = "Write the manual page to standard output."
+EPILOG = "Example: espalier man | man -l -"
 
 ESCAPES = str.maketrans({"\\": "\\e", "-": "\\-", "'": "\\(aq", "`": "\\(ga", "^": "\\(ha", "~": "\\(ti"})
 LINE = 70  # characters
@@ -79,3 +90,16 @@ def manual_page(version, program, commands):
             f".SH DESCRIPTION\n{prose(program.summary)}.PP\n{prose(program.closing)}"
             f".SH FLAGS\n{''.join(map(entry, program.flags))}"
             f".SH COMMANDS\n{''.join(map(section, commands))}")  # fmt: skip
+
+
+def parser() -> ArgumentParser:
+    """No flags but --help."""
+    return ArgumentParser(prog="espalier man", description=DESCRIPTION, epilog=EPILOG,
+                          formatter_class=argparse.RawDescriptionHelpFormatter)  # fmt: skip
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Runs the command and returns its exit status."""
+    parser().parse_args(arguments)
+    version = version_text().partition("\n")[0]
+    return run_command("man", lambda: print_whole(manual_page(version, *read_commands())))

@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs `espalier merge`: python3 -m espalier.commands.merge --model DIR --adapter DIR --out DIR."""
+"""`espalier merge`."""
 
 import argparse
 import json
-import sys
 from pathlib import Path
 
 from ..errors import InputError
-from .command import run_command
-from .command_line import ArgumentParser, check_model, positive
+from .command import run_work
+from .command_line import ArgumentParser, check_model, positive, print_whole
 from .console import say
+from .model_command import Work
 
 DTYPES = ("float32", "float64", "bfloat16")
 
@@ -28,18 +28,18 @@ exit codes: 0 done, 1 bad input, 2 wrong arguments.
 """
 
 
-def merge_parser():
+def parser():
     """All flags."""
-    parser = ArgumentParser(prog="espalier merge", description=DESCRIPTION, epilog=EPILOG,
+    made = ArgumentParser(prog="espalier merge", description=DESCRIPTION, epilog=EPILOG,
                             formatter_class=argparse.RawDescriptionHelpFormatter)  # fmt: skip
-    add = parser.add_argument
+    add = made.add_argument
     add("--model", type=Path, required=True, metavar="DIR", help="Hugging Face folder of the model")
     add("--adapter", type=Path, required=True, metavar="DIR", help="adapter of the model, a PEFT folder")
     add("-o", "--out", type=Path, required=True, metavar="DIR", help="folder to create; must be empty or new")
     add("--dtype", choices=DTYPES,
         help="precision of the merged weights (default: that of config.json, or float32 if it has none of these)")  # fmt: skip
     add("--threads", type=positive, metavar="N", help="CPU threads (default: all cores)")
-    return parser
+    return made
 
 
 def _dtype(model):
@@ -55,33 +55,27 @@ def _dtype(model):
     return dtype if dtype in DTYPES else "float32"
 
 
-def merge(arguments):
-    """Raises InputError.
-
-    Args:
-        arguments: Of merge_parser.
-    """
-    try:
-        from ..engine import Engine
-    except ImportError as error:  # says what to install
-        raise InputError(str(error)) from None
-
+def work(arguments, process):
+    """Raises InputError."""
+    here = Work("merge", process)
     out, options = arguments.out, {} if arguments.threads is None else {"threads": arguments.threads}
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise InputError(f"{out}: expected a new or empty folder, it has files")
     dtype = arguments.dtype or _dtype(arguments.model)
-    engine = Engine(arguments.model, adapters=True, dtype=dtype, device="cpu", **options)
+    engine = here.engine(arguments.model, {"dtype": dtype, "device": "cpu", **options})
     engine.use(engine.new_adapter(adapter=arguments.adapter))
     engine.save(out, merged=True)
-    print(f"{out}: {arguments.adapter} merged, in {dtype}")
+    print_whole(f"{out}: {arguments.adapter} merged, in {dtype}\n")
 
 
-def main(arguments=None):
-    parser = merge_parser()
-    found = parser.parse_args(arguments)
-    check_model(parser, found.model)
-    return run_command("merge", lambda: merge(found))
+def parse(arguments):
+    """The values of flags."""
+    made = parser()
+    values = made.parse_args(arguments)
+    check_model(made, values.model)
+    return values
 
 
-if __name__ == "__main__":
-    sys.exit(main())
+def main(arguments):
+    """Runs the command and returns its exit status."""
+    return run_work("merge", parse, work, arguments)

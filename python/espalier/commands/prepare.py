@@ -1,16 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
 """`espalier prepare` and `espalier import`: one command, which converts chats and rollouts to rows."""
 
-from ..chats.prepare import prepare_chats
 from ..errors import InputError
-from ..io.importing import import_tokens, kind_of_file
 from .arguments import parse_prepare
+from .arguments import prepare_parser as parser
 from .command import run_command
 from .console import say
+
+__all__ = ["main", "parser", "run"]
 
 
 def run(arguments, name="prepare"):
     """Converts all files. `name`: of the command, for its messages. Raises InputError."""
+    from ..chats.prepare import prepare_chats
+    from ..io.importing import import_tokens, kind_of_file
+
     kinds = {path: kind_of_file(path, arguments) for path in arguments.files}
     present = {path: kind for path, kind in kinds.items() if kind is not None}
     is_text = [kind.rows is None for kind in present.values()]
@@ -35,11 +39,12 @@ def _refuse_flags(arguments, expected, received, flags):
             raise InputError(f"{flag}: expected {expected}, received {received} ({arguments.files[0]})")
 
 
-def main(argv=None, name="prepare"):
-    """Runs the command and returns its exit code; wrong arguments raise SystemExit."""
+def main(arguments, name="prepare"):
+    """Runs the command and returns its exit status; wrong arguments raise SystemExit."""
+
     def work():
-        arguments = parse_prepare(argv, name)
-        run(arguments, name)
-        say(f"{name}: wrote {arguments.output}")
+        values = parse_prepare(arguments, name)
+        run(values, name)
+        say(f"{name}: wrote {values.output}")
 
     return run_command(name, work)

@@ -6,33 +6,54 @@ import time
 
 from .console import write
 
+_WIDTH = 28  # of the bar
+
+
+def duration(seconds: float) -> str:
+    """"12s", "3m 05s", "1h 02m"."""
+    if seconds < 60:
+        return f"{seconds:.0f}s"
+    whole = int(seconds)
+    return f"{whole // 60}m {whole % 60:02}s" if whole < 3600 else f"{whole // 3600}h {whole // 60 % 60:02}m"
+
 
 class Progress:
-    def __init__(self, label):
-        self._label = label
-        self._terminal = sys.stderr.isatty()
-        self._started = time.monotonic()
-        self._last = self._started
+    """Nothing is shown of work that ends within half a second.
 
-    def update(self, fraction, note):
-        """Shows `fraction` (0 to 1) and a few words, at most ten times a second (in a pipe: every 5 seconds)."""
+    Attributes:
+        label: The work.
+    """
+
+    def __init__(self, label: str) -> None:
+        self.label = label
+        self._terminal = bool(sys.stderr) and sys.stderr.isatty()
+        self._is_drawn = False
+        self._started = self._last = time.monotonic()
+
+    def update(self, fraction: float, note: str) -> None:
+        """Shows `fraction` (0 to 1) and a few words, at most ten times a second (in a pipe: every ten seconds)."""
         now = time.monotonic()
-        if now - self._last < (0.1 if self._terminal else 5.0):
+        passed = now - self._started
+        if passed < 0.5 or now - self._last < (0.1 if self._terminal else 10):
             return
         self._last = now
-        if self._terminal:
-            filled = int(30 * min(1.0, fraction))
-            write(f"\r{self._label} [{'#' * filled}{'.' * (30 - filled)}] {fraction:4.0%} {note}\x1b[K")
-        else:
-            write(f"{self._label} {fraction:4.0%} {note}, {now - self._started:.0f} s\n")
+        fraction = min(1.0, max(0.0, fraction))
+        left = f", {duration(passed * (1 - fraction) / fraction)} left" if fraction > 0.01 else ""
+        if not self._terminal:
+            write(f"{self.label}: {100 * fraction:.0f}%{left}{'  ' if note else ''}{note}\n")
+            return
+        filled = int(_WIDTH * fraction)
+        write(f"\r\x1b[K{self.label} [{'=' * filled}{' ' * (_WIDTH - filled)}] {100 * fraction:.0f}%{left}  {note}")
+        self._is_drawn = True
 
-    def __enter__(self):
+    def __enter__(self) -> "Progress":
         return self
 
-    def __exit__(self, *error):
-        self.close()
+    def __exit__(self, *error: object) -> None:
+        self.erase()
 
-    def close(self):
+    def erase(self) -> None:
         """Clears the bar, so that the next output begins on an empty line."""
-        if self._terminal:
+        if self._is_drawn:
             write("\r\x1b[K")
+        self._is_drawn = False

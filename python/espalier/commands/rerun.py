@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs `espalier rerun`: python3 -m espalier.commands.rerun RUN --out DIR.
+"""`espalier rerun`.
 
 It becomes `espalier train` with the flags of a run's config.toml, which compares rows, model and adapter with run.json.
 """
@@ -8,16 +8,16 @@ import argparse
 import itertools
 import json
 import os
-import subprocess
 import sys
 import tomllib
 from pathlib import Path
 
 from ..errors import InputError
-from ..program import program
-from .command import run_command
+from . import train
+from .command import run_work
 from .command_line import ArgumentParser
 from .console import say
+from .version import version_text
 
 DESCRIPTION = """\
 Repeats a run in a new folder, or names what has changed since: data, model or
@@ -41,16 +41,16 @@ exit codes: those of `espalier train`.
 NOT_REPEATED = ("out", "rescue-dir", "publish", "publish-every", "publish-command", "profile", "profile-step")
 
 
-def rerun_parser():
+def parser():
     """All flags."""
-    parser = ArgumentParser(prog="espalier rerun", description=DESCRIPTION, epilog=EPILOG,
+    made = ArgumentParser(prog="espalier rerun", description=DESCRIPTION, epilog=EPILOG,
                             formatter_class=argparse.RawDescriptionHelpFormatter)  # fmt: skip
-    parser.add_argument("run", type=Path, metavar="RUN", help="folder of the run to repeat")
-    parser.add_argument("-o", "--out", type=Path, required=True, metavar="DIR", help="folder of the new run")
-    parser.add_argument("--other-program", action="store_true",
+    made.add_argument("run", type=Path, metavar="RUN", help="folder of the run to repeat")
+    made.add_argument("-o", "--out", type=Path, required=True, metavar="DIR", help="folder of the new run")
+    made.add_argument("--other-program", action="store_true",
                         help="run even if version, commit, LibTorch or instruction set of the program differ; says what "
                              "differs")  # fmt: skip
-    return parser
+    return made
 
 
 def _record(run):
@@ -83,26 +83,25 @@ def _config_without(run, names):
     """The path of a file without a name: the run's config.toml without these flags."""
     values = tomllib.loads((run / "config.toml").read_text(encoding="utf-8"))
     text = "".join(f"{key} = {json.dumps(value, ensure_ascii=False)}\n" for key, value in values.items() if key not in names)
-    file = os.memfd_create("config.toml", 0)  # open in the program that this process becomes
+    file = os.memfd_create("config.toml", 0)  # open as long as this process lives
     os.write(file, text.encode())
     return f"/proc/self/fd/{file}"
 
 
-def train_arguments(arguments, version, processes):
+def train_arguments(arguments, processes):
     """The arguments of `espalier train`, in the folder in which the run was started.
 
     Args:
         arguments: Of `espalier rerun`.
-        version: The text of --version.
         processes: How many divide the work.
 
     Raises:
         InputError: The run cannot be repeated by this program or so many processes.
     """
-    given = rerun_parser().parse_args(arguments)
-    run, out = given.run.absolute(), given.out.absolute()
+    values = parser().parse_args(arguments)
+    run, out = values.run.absolute(), values.out.absolute()
     made_by, folder, before = _record(run)
-    _check_program(made_by, version.splitlines(), given.other_program)
+    _check_program(made_by, version_text().splitlines(), values.other_program)
     if before != processes:
         raise InputError(f"the run was made with --processes {before}, this one has {processes}: "
                          "expected as many, or `espalier rerun`, which starts them")  # fmt: skip
@@ -112,20 +111,18 @@ def train_arguments(arguments, version, processes):
         os.chdir(folder)
     except OSError as error:
         raise InputError(f"the folder in which the run was started, {folder}: {error.strerror}") from None
-    return ["train", "--config", config, "--out", str(out), "--repeats", str(run), *mix]
+    return ["--config", config, "--out", str(out), "--repeats", str(run), *mix]
 
 
-def _run():
-    arguments = sys.argv[1:]
-    processes = _record(rerun_parser().parse_args(arguments).run)[2]
-    if processes > 1:
-        os.execv(sys.executable, [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node",
-                                  str(processes), "-m", "espalier", "rerun", *arguments])  # fmt: skip
-    path, variables = program()
-    environment = {**os.environ, **variables}
-    version = subprocess.check_output([path, "--version"], env=environment, text=True)
-    os.execve(path, [str(path), *train_arguments(arguments, version, processes)], environment)
+def main(arguments):
+    """Runs the command and returns its exit status."""
+    words = list(arguments)
 
+    def parse(_):
+        processes = _record(parser().parse_args(words).run)[2]
+        if processes > 1:
+            os.execv(sys.executable, [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node",
+                                      str(processes), "-m", "espalier", "rerun", *words])  # fmt: skip
+        return train.parse(train_arguments(words, processes))
 
-if __name__ == "__main__":
-    sys.exit(run_command("rerun", _run))
+    return run_work("rerun", parse, train.work, words)

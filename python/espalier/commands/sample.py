@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs `espalier sample`: completions of prompts, as rows with behaviour log-probabilities."""
+"""`espalier sample`: completions of prompts, as rows with behaviour log-probabilities."""
 
 import json
-import sys
 from pathlib import Path
 
 from ..options import SamplingParams
+from .command import run_work
 from .console import count_of, printable
-from .model_command import Work, main
-from .model_flags import DATA, MACHINE, OUTPUT, ModelParser, given, whole
+from .model_command import Work
+from .parser import DATA, OUTPUT, CommandParser, present_values, real, whole
 
 DESCRIPTION = """\
 Sample completions of prompts, whose shared prefixes are encoded once, as rows with
@@ -32,35 +32,34 @@ OWN = ("samples", "max_new_tokens", "temperature", "top_k", "top_p", "prompt_log
 CHECKED = {"strategy": "partition", "token_budget": 4096}  # how log-probabilities are computed again
 
 
-def sample_parser():
+def parser():
     """All flags."""
-    parser = ModelParser("sample", DESCRIPTION, EPILOG)
-    parser.group(DATA)
-    parser.model()
-    parser.data()
-    parser.group("Sampling")
-    for name, least, most in (("samples", 1, None), ("max_new_tokens", 1, None), ("temperature", 0, None), ("top_k", 0, None),
-                              ("top_p", 0, 1)):  # fmt: skip
-        parser.option(SamplingParams, name, least, most)
-    parser.flag("stop-id", "Token ids that end a completion, which keeps them. Without it: eos_token_id of "
+    made = CommandParser("sample", DESCRIPTION, EPILOG)
+    made.group(DATA)
+    made.model()
+    made.data()
+    made.group("Sampling")
+    for name, read in (("samples", whole(1)), ("max-new-tokens", whole(1)), ("temperature", real(0)), ("top-k", whole()),
+                       ("top-p", real(0, 1))):  # fmt: skip
+        made.option("sampling", name, read)
+    made.flag("stop-id", "Token ids that end a completion, which keeps them. Without it: eos_token_id of "
                 "generation_config.json, or else of config.json", "N", whole(most=(1 << 31) - 1), several=True)  # fmt: skip
-    parser.flag("ignore-stop-ids", "Do not stop at stop ids: always sample --max-new-tokens tokens")
-    parser.option(SamplingParams, "whole_rows")
-    parser.option(SamplingParams, "prompt_logprobs")
-    parser.flag("seed", "Random seed. Each completion has its own random stream, by the number of its prompt's row and its "
+    made.flag("ignore-stop-ids", "Do not stop at stop ids: always sample --max-new-tokens tokens")
+    made.option("sampling", "whole-rows")
+    made.option("sampling", "prompt-logprobs")
+    made.flag("seed", "Random seed. Each completion has its own random stream, by the number of its prompt's row and its "
                 "number among the completions", "N", whole(most=(1 << 64) - 1), default="0")  # fmt: skip
-    parser.group(OUTPUT)
-    parser.flag("out", "Rows to write: .jsonl (also .gz, .zst) or .safetensors", "FILE", letter="-o", path="file", required=True)
-    parser.flag("text", "Print the completions as text, using the model's tokenizer.json")
-    parser.flag("json", "Print JSON")
-    parser.flag("check", "Recompute the log-probabilities of the first N rows with the forward pass of training and print how "
+    made.group(OUTPUT)
+    made.flag("out", "Rows to write: .jsonl (also .gz, .zst) or .safetensors", "FILE", letter="-o", path="file", required=True)
+    made.flag("text", "Print the completions as text, using the model's tokenizer.json")
+    made.flag("json", "Print JSON")
+    made.flag("check", "Recompute the log-probabilities of the first N rows with the forward pass of training and print how "
                 "much they differ (0: none)", "N", whole(), default="16")  # fmt: skip
-    parser.machine()
-    parser.group(MACHINE)
-    parser.option(SamplingParams, "batch_size", 1)
-    parser.option(SamplingParams, "token_budget", 1)
-    parser.others()
-    return parser
+    made.machine()
+    made.option("sampling", "batch-size", whole(1))
+    made.option("sampling", "token-budget", whole(1))
+    made.others()
+    return made
 
 
 def _sampled(engine, given_rows, options, work):
@@ -116,58 +115,60 @@ def _texts(rows, new_tokens, vocabulary):
         yield printable(rows.trajectory_id[row]), new, "\n".join(map(printable, text.split("\n")))
 
 
-def sample(arguments, group=None):
+def work(arguments, process, group=None):
     """Raises InputError.
 
     Args:
-        arguments: Of sample_parser.
-        group: The ranks that divide the work. Default: this process alone.
+        arguments: The values of flags.
+        process: In which the work is done.
+        group: The ranks that divide it. Default: this process alone.
     """
     from ..printed.rows import sample_text
     from ..vocabulary import token_bytes
 
-    work, options = Work("sample", group), given(arguments, OWN)
+    here, options = Work("sample", process, group), present_values(arguments, OWN)
     vocabulary = token_bytes(Path(arguments.model) / "tokenizer.json") if arguments.text else None
-    work.check_file(arguments.out)  # to fail now rather than after hours
-    engine = work.engine(arguments.model, {**CHECKED, **given(arguments, ("dtype", "device", "threads"))})
-    given_rows = work.rows(arguments)
+    here.check_file(arguments.out)  # to fail now rather than after hours
+    engine = here.engine(arguments.model, {**CHECKED, **present_values(arguments, ("dtype", "device", "threads"))})
+    given_rows = here.rows(arguments)
     stop_ids = [] if arguments.ignore_stop_ids else arguments.stop_id or engine._engine.stop_ids()
     if not stop_ids and not arguments.ignore_stop_ids:
-        work.warn(f"{arguments.model}: has no end-of-text token: every completion has --max-new-tokens tokens")
-    rows = _sampled(engine, given_rows, {**options, "stop_ids": stop_ids}, work)
+        here.warn(f"{arguments.model}: has no end-of-text token: every completion has --max-new-tokens tokens")
+    rows = _sampled(engine, given_rows, {**options, "stop_ids": stop_ids}, here)
     counts = dict(engine._engine.sampling_counts())  # of this rank
     new_tokens = _new_tokens(rows, given_rows, arguments)
-    sampled_tokens, truncation = int(new_tokens.sum()), work.sum(counts["truncation"])
+    sampled_tokens, truncation = int(new_tokens.sum()), here.sum(counts["truncation"])
     if arguments.top_k or arguments.top_p not in (None, 1.0):
-        work.warn(f"logprobs are those of all tokens, not of those that --top-k and --top-p leave, which are "
+        here.warn(f"logprobs are those of all tokens, not of those that --top-k and --top-p leave, which are "
                   f"{truncation / max(1, sampled_tokens):.3g} nats higher on average")  # fmt: skip
-    if work.tells:
+    if here.tells:
         from ..rows.files import write
 
         write(arguments.out, rows)
     report = {"prompts": len(given_rows), "completions": len(rows),
               "stopped": sum(int(id) in stop_ids for id in rows.input_ids[rows.offsets[1:] - 1]),
               "flat_prompt_tokens": rows.num_tokens - sampled_tokens,
-              "encoded_prompt_tokens": work.sum(counts["encoded_prompt_tokens"]), "sampled_tokens": sampled_tokens,
+              "encoded_prompt_tokens": here.sum(counts["encoded_prompt_tokens"]), "sampled_tokens": sampled_tokens,
               **{name: counts[name] for name in ("decode_steps", "prompt_seconds", "decode_seconds")}}  # fmt: skip
     checked = min(16 if arguments.check is None else arguments.check, len(rows))
     if checked > 0:
-        report["mismatch"] = _mismatch(engine, rows, new_tokens, checked, work)
+        report["mismatch"] = _mismatch(engine, rows, new_tokens, checked, here)
     if arguments.json:
-        work.print(json.dumps(report, indent=2) + "\n")
+        here.print(json.dumps(report, indent=2) + "\n")
     else:
         texts = list(_texts(rows, new_tokens, vocabulary)) if vocabulary else []
-        work.print(sample_text(report, printable(arguments.out), texts))
+        here.print(sample_text(report, printable(arguments.out), texts))
 
 
 def parse(arguments):
-    """Of the command line."""
-    parser = sample_parser()
-    found = parser.parse(arguments)
-    if found.text and found.json:
-        parser.error("--json: cannot be combined with --text")
-    return found
+    """The values of flags."""
+    made = parser()
+    values = made.parse(arguments)
+    if values.text and values.json:
+        made.error("--json: cannot be combined with --text")
+    return values
 
 
-if __name__ == "__main__":
-    sys.exit(main(parse, sample))
+def main(arguments):
+    """Runs the command and returns its exit status."""
+    return run_work("sample", parse, work, arguments)

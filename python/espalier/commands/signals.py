@@ -24,7 +24,8 @@ def _in_main_thread():
 
 @contextlib.contextmanager
 def stops_raise():
-    """A context in which SIGTERM and SIGHUP raise Stopped (unless ignored), so that temporary files are removed."""
+    """A context in which SIGTERM and SIGHUP raise Stopped and SIGINT KeyboardInterrupt (unless ignored), so that temporary files
+    are removed."""
     if not _in_main_thread():
         yield
         return
@@ -32,10 +33,10 @@ def stops_raise():
     def stop(number, frame):
         raise Stopped(number)
 
-    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
     for number, handler in before.items():
         if handler == signal.SIG_DFL:
-            signal.signal(number, stop)
+            signal.signal(number, signal.default_int_handler if number == signal.SIGINT else stop)
     try:
         yield
     finally:

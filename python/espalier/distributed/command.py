@@ -6,27 +6,26 @@ import os
 import sys
 from collections.abc import Sequence
 from importlib import import_module
-from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
 
+from ..commands.native import Ranks
+from ..commands.process import Process
+from ..commands.registry import COMMANDS
 from ..commands.rerun import train_arguments
 from ..errors import InputError
 from ..native_engine import native
 from .alarm import Alarm
 
-
 _RESTARTS = "TORCHELASTIC_RESTART_COUNT"  # set by torchrun
 
 
-def main(arguments: Sequence[str], version: str) -> NoReturn:
-    """Runs the command that the first argument names, and ends the process. `version`: the text of --version."""
+def main(arguments: Sequence[str]) -> NoReturn:
+    """Runs the command that the first argument names, and ends the process."""
     arguments = _with_resume(arguments)
     _take_own_gpu()
-    # The command has some of its texts made by another Python, with this package.
-    os.environ.update(ESPALIER_PYTHON=sys.executable, ESPALIER_PACKAGE=str(Path(__file__).parents[2]))
     has_nccl = torch.cuda.is_available() and dist.is_nccl_available()
     given, rank, size = next(dist.rendezvous("env://"))
     # PyTorch 2.11 gives a run that is started again the store of the first time, whose addresses Gloo would wait for.
@@ -34,10 +33,9 @@ def main(arguments: Sequence[str], version: str) -> NoReturn:
     dist.init_process_group("cpu:gloo,cuda:nccl" if has_nccl else "gloo", store=store, rank=rank, world_size=size)
     alarm = RunAlarm(store, dist.get_rank(), dist.get_world_size(), "espalier train")
     alarm.start()
+    process = Process()
     try:
-        if arguments[0] == "rerun":
-            arguments = train_arguments(arguments[1:], version, dist.get_world_size())
-        status = _run(list(arguments), version)
+        status = process.run(lambda: _run(arguments, process))
     except InputError as error:
         _fail(alarm, InputError(error.command_message or str(error)))
     except SystemExit:  # wrong arguments, which all ranks have
@@ -49,14 +47,19 @@ def main(arguments: Sequence[str], version: str) -> NoReturn:
     sys.exit(status)
 
 
-def _run(arguments: list[str], version: str) -> int:
-    if arguments[0] not in ("logprobs", "sample"):
-        world = dist.group.WORLD.group_name  # type: ignore[union-attr]
-        status: int = native.run_on_rank(arguments, world, version, _split_ranks)
-        return status
-    command = import_module(f"..commands.{arguments[0]}", __package__)
-    getattr(command, arguments[0])(command.parse(arguments[1:]), dist.group.WORLD)
-    return 0
+def _run(arguments: Sequence[str], process: Process) -> int:
+    name, *words = arguments
+    if name == "rerun":
+        name, words = "train", train_arguments(words, dist.get_world_size())
+    command: Any = import_module(COMMANDS[name].module)
+    values = command.parse(words)
+    world = dist.group.WORLD
+    if name in ("logprobs", "sample"):
+        command.work(values, process, world)
+        return 0
+    ranks = Ranks(world.group_name, _split_ranks, is_first=dist.get_rank() == 0)  # type: ignore[union-attr]
+    status: int = command.work(values, process, ranks)
+    return status
 
 
 class RunAlarm(Alarm):

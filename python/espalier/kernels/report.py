@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What `espalier device` says of kernels: the verdicts on a GPU, and the check of one family."""
 
-import json
 import os
 
 import torch
@@ -28,11 +27,6 @@ def text_of(finding: Finding) -> str:
     if finding.fault:
         return f"{'FAILED' if finding.is_lasting else 'not checked'}: {finding.fault}"
     return "passed" if finding.checks else "not for this device"
-
-
-def verdicts_text(index: int, again: bool) -> str:
-    """The same as JSON."""
-    return json.dumps(verdicts_of(index, again))
 
 
 def checked(family: str, device: str) -> tuple[str, int]:

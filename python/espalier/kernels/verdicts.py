@@ -144,10 +144,17 @@ def limit_of(family: str) -> float:
     return LONGER_SECONDS.get(family.partition(" ")[0], LIMIT_SECONDS)
 
 
+def _operators() -> str:
+    """The library of operators that this process has loaded, which may be another one than it would find."""
+    files = (line.split()[-1] for line in Path("/proc/self/maps").read_text().splitlines() if "/libespalier_ops" in line)
+    return next(files, os.environ.get("ESPALIER_OPS", ""))
+
+
 def _ended(command: Sequence[str], limit: float) -> tuple[int | None, str]:
     """(the status with which a process ends, None where it does not within `limit` seconds; its last line on standard error)."""
     with tempfile.TemporaryFile() as errors:
-        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=errors)
+        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=errors,
+                                   env={**os.environ, "ESPALIER_OPS": _operators()})  # fmt: skip
         try:
             status: int | None = process.wait(limit)
         except subprocess.TimeoutExpired:

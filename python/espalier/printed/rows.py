@@ -5,7 +5,7 @@ import re
 from typing import Any
 
 from ..commands.console import count_of
-from .figures import human_bytes
+from .figures import human_bytes, printable
 
 
 def _rows(width: int, rows: list[tuple[str, str]]) -> str:
@@ -120,3 +120,9 @@ def _rate_text(kept: dict[str, Any]) -> str:
     rates = ", ".join(f"{'LM head' if part == 'head' else part} {rate / unit:.1f}" for part, rate in known.items())
     threads = f"{kept['threads']} threads, " if "threads" in kept else ""
     return f"{kept['dtype']}, hidden size {kept['hidden_size']}: {rates} {name} ({threads}{kept['measured']})"
+
+
+def synth_text(out: str, trajectories: int, flat_tokens: int, tree_tokens: int, cached_token_ratio: float, por: float) -> str:
+    """What was written."""
+    return (f"{printable(out)}: {count_of(trajectories, 'trajectory', 'trajectories')}, {count_of(flat_tokens, 'flat token')}, "
+            f"{count_of(tree_tokens, 'tree token')}, cached-token ratio {cached_token_ratio:.3f}, POR {por:.3f}\n")  # fmt: skip

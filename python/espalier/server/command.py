@@ -1,11 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs `espalier serve`."""
+"""`espalier serve`."""
 
 import argparse
+from collections.abc import Sequence
 
 from ..commands.command import run_command
 from ..errors import InputError
 from .arguments import parse_arguments
+from .arguments import serve_parser as parser
+
+__all__ = ["main", "parser"]
 
 
 def _serve(arguments: argparse.Namespace) -> None:
@@ -16,7 +20,7 @@ def _serve(arguments: argparse.Namespace) -> None:
     run.serve(arguments)
 
 
-def main() -> int:
-    """Returns the exit code."""
-    arguments = parse_arguments()
-    return int(run_command("serve", lambda: _serve(arguments)))
+def main(arguments: Sequence[str]) -> int:
+    """Runs the command and returns its exit status."""
+    values = parse_arguments(list(arguments))
+    return run_command("serve", lambda: _serve(values))

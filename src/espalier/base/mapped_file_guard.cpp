@@ -41,6 +41,7 @@ Block first_block;
 std::mutex mutex;
 std::optional<std::string> lost_file;  // a file that faulted and was unregistered since
 uintptr_t page_bytes = 4096;
+struct sigaction other_action;  // that of another library of this process, which guards files of its own
 
 template <typename Predicate>
 Slot* find_slot(Predicate matches) {
@@ -63,7 +64,7 @@ Slot* take_slot() {
 }
 
 // Maps zeros beyond the end of the file, so that the faulting instruction can continue.
-void on_bus_error(int signal, siginfo_t* info, void*) {
+void on_bus_error(int signal, siginfo_t* info, void* context) {
   const int error = errno;
   const auto address = reinterpret_cast<uintptr_t>(info->si_addr);
   Slot* slot = find_slot([address](const Slot& candidate) {
@@ -79,6 +80,8 @@ void on_bus_error(int signal, siginfo_t* info, void*) {
              end - page, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) != MAP_FAILED;
   if (replaced) {
     slot->faulted.store(true);
+  } else if (slot == nullptr && (other_action.sa_flags & SA_SIGINFO) != 0) {
+    other_action.sa_sigaction(signal, info, context);
   } else {
     ::signal(signal, SIG_DFL);  // the instruction faults again, and the default handler ends the process
   }
@@ -121,12 +124,16 @@ void GuardedRange::check() const {
 }
 
 void guard_mapped_files() {
+  static std::atomic<bool> is_guarded{false};
+  if (is_guarded.exchange(true)) return;
   page_bytes = static_cast<uintptr_t>(::sysconf(_SC_PAGESIZE));
   struct sigaction action{};
   action.sa_sigaction = on_bus_error;
   action.sa_flags = SA_SIGINFO | SA_ONSTACK;
   ::sigemptyset(&action.sa_mask);
-  ::sigaction(SIGBUS, &action, nullptr);
+  struct sigaction before{};
+  ::sigaction(SIGBUS, &action, &before);
+  other_action = before;
 }
 
 void check_mapped_files() {

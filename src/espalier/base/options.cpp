@@ -194,8 +194,10 @@ void Option::set(std::vector<std::string> texts) {
   } catch (const InputError& error) {
     const std::string_view fault = error.what();
     throw InputError(
-        fmt::format("{}{}", text_.names.empty() ? "" : "--",
-                    fault.starts_with(name_ + ": ") ? fault : fmt::format("{}: {}", name_, fault)));
+        fmt::format("{}{}", text_.names.empty() || fault.starts_with("--" + name_ + ": ") ? "" : "--",
+                    fault.starts_with(name_ + ": ") || fault.starts_with("--" + name_ + ": ")
+                        ? fault
+                        : fmt::format("{}: {}", name_, fault)));
   }
   given_ = std::move(texts);
 }

@@ -64,6 +64,39 @@ struct TrajectoryRow {
 inline constexpr std::array<std::optional<double> TrajectoryRow::*, kRowReals.size()> kRealsOfRow{
     &TrajectoryRow::reward, &TrajectoryRow::temperature, &TrajectoryRow::top_k, &TrajectoryRow::top_p};
 
+/// Visits the fields that a row has, in the order of files: visitor.add(name, value) for a text, bool, double
+/// or vector; add_logprobs(name, values); and add_table(name, values, has) for equally many values of each
+/// token, where has(i) tells whether the token whose values begin at i has any. `Row`: TrajectoryRow, which
+/// may be const.
+template <class Row, class Visitor>
+void visit_fields(Row& row, Visitor& visitor) {
+  const auto add = [&](const char* name, auto& values) {
+    if (!values.empty()) visitor.add(name, values);
+  };
+  add("trajectory_id", row.trajectory_id);
+  add("group_id", row.group_id);
+  add("pair_id", row.pair_id);
+  if (row.chosen) visitor.add("chosen", *row.chosen);
+  for (size_t i = 0; i < kRowReals.size(); ++i) {
+    if (const auto& value = row.*kRealsOfRow[i]) visitor.add(kRowReals[i].name, *value);
+  }
+  add("turn_rewards", row.turn_rewards);
+  if (row.advantage) visitor.add("advantage", *row.advantage);
+  visitor.add("input_ids", row.input_ids);
+  add("loss_mask", row.loss_mask);
+  add("loss_weights", row.loss_weights);
+  if (!row.logprobs.empty()) visitor.add_logprobs("logprobs", row.logprobs);
+  if (!row.ref_logprobs.empty()) visitor.add_logprobs("ref_logprobs", row.ref_logprobs);
+  add("advantages", row.advantages);
+  if (!row.ref_topk_ids.empty()) {
+    const auto has = [&ids = row.ref_topk_ids](size_t first) { return ids[first] >= 0; };
+    visitor.add_table("ref_topk_ids", row.ref_topk_ids, has);
+    visitor.add_table("ref_topk_logprobs", row.ref_topk_logprobs, has);
+  }
+  if (!row.routed_experts.empty())
+    visitor.add_table("routed_experts", row.routed_experts, [](size_t) { return true; });
+}
+
 /// Throws InputError "field `F`: expected E, received R" unless the row keeps the rules above and its ids are
 /// below vocab_size (0: any).
 void check_row(const TrajectoryRow& row, int64_t vocab_size = 0);

@@ -205,7 +205,7 @@ const TrajectoryRow& LineParser::parse(std::string_view line) {
   for (const auto [key, value] : parse_object(line)) {
     if (!row_.add(key, JsonElement(value)) && !value.is_null()) unknown_.emplace_back(key, value);
   }
-  if (!row_.has(Field::kInputIds)) throw_without_ids(line);
+  if (!row_.has_ids()) throw_without_ids(line);
   return row_.finish();
 }
 

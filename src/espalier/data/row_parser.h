@@ -43,12 +43,7 @@ class RowParser {
   void begin();
   /// Adds a field. Null counts as missing. Returns false for a name that is not part of the format.
   bool add(std::string_view key, const Element& value);
-  bool has(Field field) const {
-    for (size_t name = 0; name < kNumFieldNames; ++name) {
-      if (given_[name] && kFieldNames[name].field == field) return true;
-    }
-    return false;
-  }
+  bool has_ids() const { return present_[kInputIdsName]; }
   /// Whether input_ids were added, if only as null.
   bool has_seen_ids() const { return seen_[kInputIdsName]; }
 
@@ -94,7 +89,7 @@ class RowParser {
 
   /// The first name in kFieldNames under which the row has the field; kNumFieldNames if absent.
   size_t first_name_of(Field field) const { return first_name_[static_cast<size_t>(field)]; }
-  bool given(Field field) const { return first_name_of(field) < kNumFieldNames; }
+  bool is_present(Field field) const { return first_name_of(field) < kNumFieldNames; }
   int64_t tokens() const { return static_cast<int64_t>(row_.input_ids.size()); }
 
   /// The shape of the routes of one token. layers 0: a plain list of `experts` ids.
@@ -118,8 +113,8 @@ class RowParser {
   TrajectoryRow row_;
   std::array<Element, kNumFieldNames> elements_;
   std::bitset<kNumFieldNames> seen_;
-  std::bitset<kNumFieldNames> given_;            // present and not null
-  std::bitset<kNumFieldNames> number_ids_;       // given as a number
+  std::bitset<kNumFieldNames> present_;          // present and not null
+  std::bitset<kNumFieldNames> number_ids_;       // are numbers
   std::array<size_t, kNumFields> first_name_{};  // see first_name_of
   std::vector<uint8_t> other_mask_;              // of a second name
   std::vector<double> other_values_;             // of a second name
@@ -134,7 +129,7 @@ template <typename Element>
 void RowParser<Element>::begin() {
   row_.clear();
   seen_.reset();
-  given_.reset();
+  present_.reset();
   number_ids_.reset();
   first_name_.fill(kNumFieldNames);
   route_shape_ = {};
@@ -148,18 +143,17 @@ bool RowParser<Element>::add(std::string_view key, const Element& value) {
   if (seen_[*name]) throw_field(key, "one value", "the field twice");
   seen_.set(*name);
   if (value.is_null()) return true;
-  given_.set(*name);
+  present_.set(*name);
   elements_[*name] = value;
   return true;
 }
 
 template <typename Element>
 const TrajectoryRow& RowParser<Element>::finish() {
-  if (!given_[kInputIdsName])
-    throw_field("input_ids", "a list of token ids", has_seen_ids() ? "null" : "none");
+  if (!has_ids()) throw_field("input_ids", "a list of token ids", has_seen_ids() ? "null" : "none");
   // input_ids come first in the table, so the other fields can be compared with them.
   for (size_t name = 0; name < kNumFieldNames; ++name) {
-    if (given_[name]) read(name);
+    if (present_[name]) read(name);
   }
   check_together();
   if (recorded_ && !row_.loss_mask.empty()) row_.loss_mask[0] = 0;
@@ -172,7 +166,7 @@ void RowParser<Element>::keep(FieldTally* tally) {
   if (!row_.routed_experts.empty()) kept_route_shape_ = route_shape_;
   if (topk_ > 0) kept_topk_ = topk_;
   for (size_t name = 0; name < kNumFieldNames; ++name) {
-    tally->rows[name] += given_[name];
+    tally->rows[name] += present_[name];
     tally->number_rows[name] += number_ids_[name];
   }
   tally->tokens += tokens();
@@ -188,12 +182,12 @@ void RowParser<Element>::keep(FieldTally* tally) {
 
 template <typename Element>
 void RowParser<Element>::check_together() {
-  if (given(Field::kAdvantages) && given(Field::kAdvantage))
+  if (is_present(Field::kAdvantages) && is_present(Field::kAdvantage))
     throw_field("advantages", "either advantages or advantage", "both");
-  if (given(Field::kReward) && given(Field::kTurnRewards))
+  if (is_present(Field::kReward) && is_present(Field::kTurnRewards))
     throw_field("turn_rewards", "either turn_rewards or reward", "both");
   check_topk_together();
-  if (!given(Field::kLossMask) || !given(Field::kLossWeights)) return;
+  if (!is_present(Field::kLossMask) || !is_present(Field::kLossWeights)) return;
   const std::string_view mask_name = kFieldNames[first_name_of(Field::kLossMask)].name;
   if (mask_name == name_of(Field::kLossMask))
     throw_field(mask_name, "either loss_mask or loss_weights", "both");
@@ -206,10 +200,10 @@ void RowParser<Element>::check_together() {
 
 template <typename Element>
 void RowParser<Element>::check_topk_together() {
-  if (!given(Field::kRefTopkIds) && !given(Field::kRefTopkLogprobs)) return;
-  if (!given(Field::kRefTopkIds) || !given(Field::kRefTopkLogprobs))
+  if (!is_present(Field::kRefTopkIds) && !is_present(Field::kRefTopkLogprobs)) return;
+  if (!is_present(Field::kRefTopkIds) || !is_present(Field::kRefTopkLogprobs))
     throw_field("ref_topk_ids", "ref_topk_ids and ref_topk_logprobs together",
-                given(Field::kRefTopkIds) ? "no ref_topk_logprobs" : "ref_topk_logprobs alone");
+                is_present(Field::kRefTopkIds) ? "no ref_topk_logprobs" : "ref_topk_logprobs alone");
   const auto& [ids, logprobs] = topk_sizes_;
   for (size_t token = 0; token < ids.size(); ++token) {
     if (ids[token] != logprobs[token])

@@ -6,7 +6,6 @@
 #include <array>
 #include <cmath>
 #include <iterator>
-#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -17,7 +16,6 @@
 #include "espalier/base/file.h"
 #include "espalier/data/growing.h"
 #include "espalier/data/packed.h"
-#include "espalier/data/row_checks.h"
 #include "espalier/data/writer.h"
 
 namespace espalier {
@@ -26,38 +24,65 @@ namespace {
 /// Appends a row to a text, as a line of JSON.
 class RowLine {
  public:
-  RowLine(const TrajectoryRow& row, std::string& out) : row_(row), out_(out) {}
-
-  void append() {
-    add_text("trajectory_id", row_.trajectory_id);
-    add_text("group_id", row_.group_id);
-    add_text("pair_id", row_.pair_id);
-    if (row_.chosen) {
-      key("chosen");
-      out_ += *row_.chosen ? "true" : "false";
-    }
-    for (size_t i = 0; i < kRowReals.size(); ++i) add_real(kRowReals[i].name, row_.*kRealsOfRow[i]);
-    add_reals("turn_rewards", row_.turn_rewards);
-    add_real("advantage", row_.advantage);
-    key("input_ids");
-    add_list(std::span(row_.input_ids));
-    if (!row_.loss_mask.empty()) {
-      key("loss_mask");
-      add_list(std::span(row_.loss_mask));
-    }
-    add_reals("loss_weights", row_.loss_weights);
-    add_logprobs("logprobs", row_.logprobs);
-    add_logprobs("ref_logprobs", row_.ref_logprobs);
-    add_reals("advantages", row_.advantages);
-    if (has_ref_topk(row_.ref_topk_ids)) {
-      add_topk("ref_topk_ids", row_.ref_topk_ids);
-      add_topk("ref_topk_logprobs", row_.ref_topk_logprobs);
-    }
-    if (!row_.routed_experts.empty()) {
-      key("routed_experts");
-      add_table(std::span(row_.routed_experts), [](size_t) { return true; });
-    }
+  RowLine(const TrajectoryRow& row, std::string& out) : tokens_(row.input_ids.size()), out_(out) {
+    visit_fields(row, *this);
     out_ += "}\n";
+  }
+
+  void add(std::string_view name, bool value) {
+    key(name);
+    out_ += value ? "true" : "false";
+  }
+  void add(std::string_view name, double value) {
+    key(name);
+    add_value(value);
+  }
+  template <typename T>
+  void add(std::string_view name, const std::vector<T>& values) {
+    key(name);
+    add_list(std::span<const T>(values));
+  }
+
+  void add(std::string_view name, const std::string& text) {
+    ESPALIER_CHECK(simdjson::validate_utf8(text), "cannot write a row: its {} is not UTF-8", name);
+    key(name);
+    out_ += '"';
+    for (const char c : text) {
+      if (c == '"' || c == '\\') {
+        out_ += '\\';
+        out_ += c;
+      } else if (static_cast<unsigned char>(c) < 0x20) {
+        fmt::format_to(std::back_inserter(out_), "\\u{:04x}", static_cast<int>(c));
+      } else {
+        out_ += c;
+      }
+    }
+    out_ += '"';
+  }
+
+  void add_logprobs(std::string_view name, const std::vector<double>& values) {
+    key(name);
+    out_ += "[null";
+    for (const double value : std::span(values).subspan(1)) {
+      out_ += ',';
+      if (std::isnan(value)) {
+        out_ += "null";
+      } else {
+        add_value(value);
+      }
+    }
+    out_ += ']';
+  }
+
+  template <typename T, typename Has>
+  void add_table(std::string_view name, const std::vector<T>& values, Has has) {
+    key(name);
+    const size_t width = values.size() / tokens_;
+    for (size_t first = 0; first < values.size(); first += width) {
+      out_ += first > 0 ? ',' : '[';
+      add_list(std::span<const T>(values).subspan(first, has(first) ? width : 0));
+    }
+    out_ += ']';
   }
 
  private:
@@ -92,73 +117,8 @@ class RowLine {
     }
     out_ += values.empty() ? "[]" : "]";
   }
-  template <typename T>
-  void add_list(std::span<T> values) {
-    add_list(std::span<const T>(values));
-  }
 
-  /// One list for each token, empty where `has` is false.
-  template <typename T, typename Has>
-  void add_table(std::span<const T> values, Has has) {
-    const size_t tokens = row_.input_ids.size(), width = values.size() / tokens;
-    for (size_t token = 0; token < tokens; ++token) {
-      out_ += token > 0 ? ',' : '[';
-      add_list(values.subspan(token * width, has(token * width) ? width : 0));
-    }
-    out_ += ']';
-  }
-  template <typename T>
-  void add_topk(std::string_view name, const std::vector<T>& values) {
-    key(name);
-    add_table(std::span<const T>(values), [this](size_t first) { return row_.ref_topk_ids[first] >= 0; });
-  }
-
-  void add_real(std::string_view name, const std::optional<double>& value) {
-    if (!value) return;
-    key(name);
-    add_value(*value);
-  }
-
-  void add_reals(std::string_view name, const std::vector<double>& values) {
-    if (values.empty()) return;
-    key(name);
-    add_list(std::span(values));
-  }
-
-  void add_logprobs(std::string_view name, const std::vector<double>& values) {
-    if (values.empty()) return;
-    key(name);
-    out_ += "[null";
-    for (const double value : std::span(values).subspan(1)) {
-      out_ += ',';
-      if (std::isnan(value)) {
-        out_ += "null";
-      } else {
-        add_value(value);
-      }
-    }
-    out_ += ']';
-  }
-
-  void add_text(std::string_view name, const std::string& text) {
-    if (text.empty()) return;
-    ESPALIER_CHECK(simdjson::validate_utf8(text), "cannot write a row: its {} is not UTF-8", name);
-    key(name);
-    out_ += '"';
-    for (const char c : text) {
-      if (c == '"' || c == '\\') {
-        out_ += '\\';
-        out_ += c;
-      } else if (static_cast<unsigned char>(c) < 0x20) {
-        fmt::format_to(std::back_inserter(out_), "\\u{:04x}", static_cast<int>(c));
-      } else {
-        out_ += c;
-      }
-    }
-    out_ += '"';
-  }
-
-  const TrajectoryRow& row_;
+  size_t tokens_;
   std::string& out_;
   char separator_ = '{';
 };
@@ -179,7 +139,7 @@ class RowWriter::Lines : public Form {
 
   void add(const TrajectoryRow& row) override {
     constexpr size_t kFlushBytes = size_t{1} << 20;
-    RowLine(row, text_).append();
+    RowLine(row, text_);
     if (text_.size() < kFlushBytes) return;
     sink_->write(text_);
     text_.clear();

@@ -3,7 +3,7 @@
 
 #include <ATen/Parallel.h>
 
-#include "espalier/base/output.h"
+#include "espalier/base/messages.h"
 #include "espalier/measure/calibrate.h"
 #include "espalier/measure/kernel_verdicts.h"
 #include "espalier/measure/product_decision.h"

@@ -12,7 +12,7 @@
 #include <optional>
 
 #include "espalier/base/environment.h"
-#include "espalier/base/output.h"
+#include "espalier/base/messages.h"
 #include "espalier/measure/calibrate.h"
 #include "espalier/ops/attention/library.h"
 #include "espalier/ops/judge.h"
@@ -90,12 +90,19 @@ void set_aside(const std::string& family, std::vector<KernelVerdict>* verdicts) 
   verdicts->push_back({.family = family});
 }
 
-// Those that the judge gives, or that are kept. The library counts where this process has it.
+// Those that are kept. Where some do not last or are missing, and where this process has the library, which
+// may be another one since, those of the judge.
 std::vector<KernelVerdict> read_verdicts(const CudaDriver& driver, const LibTorchCuda& torch, int index) {
+  const std::string library = to_string(AttentionKind::kLibrary);
+  const bool has_library = !library::name(index).empty();
   std::vector<KernelVerdict> verdicts =
-      kernel_judge() ? parse_verdicts(kernel_judge()(index))
-                     : kept_verdicts(verdict_key(driver, torch, index), cache_folder() / "kernels");
-  if (library::name(index).empty()) set_aside(to_string(AttentionKind::kLibrary), &verdicts);
+      kept_verdicts(verdict_key(driver, torch, index), cache_folder() / "kernels");
+  if (!has_library) set_aside(library, &verdicts);
+  const bool all_last = std::ranges::all_of(verdicts, &KernelVerdict::is_lasting);
+  if (kernel_judge() && (has_library || !all_last || !proven_kernels(verdicts, "", index).missing.empty())) {
+    verdicts = parse_verdicts(kernel_judge()(index));
+    if (!has_library) set_aside(library, &verdicts);
+  }
   return verdicts;
 }
 

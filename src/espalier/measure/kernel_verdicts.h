@@ -36,7 +36,7 @@ std::vector<KernelVerdict> kept_verdicts(const nlohmann::json& key, const std::f
 /// Gives the text of the verdicts on the CUDA device of an index, kept or new.
 using KernelJudge = std::function<std::string(int index)>;
 
-/// From here on proven_kernels_on asks this judge. Without one it reads what is kept.
+/// From here on proven_kernels_on asks this judge for what is not kept.
 void judge_kernels_by(KernelJudge judge);
 
 /// The kernels that are right on the CUDA device of this index. Says once what is not used or cannot be

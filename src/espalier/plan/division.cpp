@@ -7,6 +7,7 @@
 #include <numeric>
 #include <utility>
 
+#include "espalier/base/check.h"
 #include "espalier/plan/ranks.h"
 
 namespace espalier {
@@ -67,7 +68,8 @@ double pair_cost(const TimeModel& model) {
 }
 
 TokenDivision::TokenDivision(const Layout& layout, int64_t ranks, double pair_cost, Sharding sharding)
-    : ranges_by_rank_(ranks) {
+    : ranges_by_rank_(std::max<int64_t>(0, ranks)) {
+  ESPALIER_CHECK(ranks >= 1, "ranks: expected at least one, received {}", ranks);
   const int64_t most = sharding == Sharding::kContiguous ? 1 : kRangesOfRank;  // ranges of a rank
   std::vector<int64_t> begins =
       range_begins(layout, amounts_before(layout, pair_cost, sharding), most * ranks);
@@ -104,7 +106,7 @@ TokenDivision::TokenDivision(const Layout& layout, int64_t ranks, double pair_co
 
 std::vector<int64_t> TokenDivision::tokens(int64_t rank) const {
   std::vector<int64_t> tokens;
-  for (const TokenRange& range : ranges_by_rank_[rank]) {
+  for (const TokenRange& range : ranges_by_rank_.at(rank)) {
     tokens.resize(range.first + range.end - range.begin);
     std::iota(tokens.begin() + range.first, tokens.end(), range.begin);
   }

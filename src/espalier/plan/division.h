@@ -23,9 +23,8 @@ struct TokenRange {
 /// How many ranges of tokens each rank gets, and which.
 ///
 /// kBalanced    Four, equally many tokens each: some that see much and some that see little.
-/// kContiguous  One, in the order of the ranks, all of about equal cost. For recurrences, whose states pass
-/// from
-///              rank to rank wherever a path goes on in another range.
+/// kContiguous  One, in the order of the ranks, all of about equal cost. For recurrences: their states pass
+///              from rank to rank wherever a path goes on in another range.
 enum class Sharding { kBalanced, kContiguous };
 
 /// What a visible pair costs, where a token costs 1.

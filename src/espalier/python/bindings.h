@@ -10,7 +10,7 @@
 namespace espalier::python {
 
 /// Translates InputError to espalier.errors.InputError of Python, with flags in its message replaced by
-/// arguments, and InternalError to RuntimeError.
+/// arguments, UsageError to UsageError, and InternalError to RuntimeError.
 void translate_errors();
 
 /// Throws the exception of a Python signal handler, such as KeyboardInterrupt. Acquires the GIL, so long work
@@ -46,5 +46,6 @@ void bind_costs(nanobind::module_& module);
 void bind_plan(nanobind::module_& module);
 void bind_ranks(nanobind::module_& module);
 void bind_inspect(nanobind::module_& module);
+void bind_commands(nanobind::module_& module);
 
 }  // namespace espalier::python

@@ -18,4 +18,5 @@ NB_MODULE(_core, module) {
   espalier::python::bind_plan(module);
   espalier::python::bind_ranks(module);
   espalier::python::bind_inspect(module);
+  espalier::python::bind_commands(module);
 }

@@ -164,68 +164,47 @@ nb::list list_of(std::span<const T> values) {
   return list_of(values, [](T value) { return nb::cast(value); });
 }
 
-/// Of log-probabilities: None for NaN and for the first.
-nb::list logprob_list(const std::vector<double>& values) {
-  nb::list list = list_of(std::span<const double>(values),
-                          [](double value) { return std::isnan(value) ? nb::none() : nb::cast(value); });
-  list[0] = nb::none();
-  return list;
-}
-
-/// One list for each of `tokens` tokens, empty where `has` is false.
-template <typename T, typename Has>
-nb::list table_of(std::span<const T> values, size_t tokens, Has has) {
-  nb::list table;
-  const size_t width = values.size() / tokens;
-  for (size_t first = 0; first < values.size(); first += width)
-    table.append(list_of(values.subspan(first, has(first) ? width : 0)));
-  return table;
-}
-
-/// The fields of the row in the order in which files have them.
-nb::dict dict_of(const TrajectoryRow& row) {
+/// The fields of a row as lists.
+struct RowLists {
   nb::dict dict;
-  const auto add_text = [&](const char* name, const std::string& text) {
-    if (!text.empty()) dict[name] = text.c_str();
-  };
-  add_text("trajectory_id", row.trajectory_id);
-  add_text("group_id", row.group_id);
-  add_text("pair_id", row.pair_id);
-  if (row.chosen) dict["chosen"] = *row.chosen;
-  for (size_t i = 0; i < kRowReals.size(); ++i) {
-    if (const auto& value = row.*kRealsOfRow[i]) dict[kRowReals[i].name] = *value;
+  size_t tokens;
+
+  void add(const char* name, std::string_view text) { dict[name] = text; }
+  void add(const char* name, bool value) { dict[name] = value; }
+  void add(const char* name, double value) { dict[name] = value; }
+  template <typename T>
+  void add(const char* name, const std::vector<T>& values) {
+    dict[name] = list_of(std::span<const T>(values));
   }
-  const auto add = [&]<typename T>(const char* name, const std::vector<T>& values) {
-    if (!values.empty()) dict[name] = list_of(std::span<const T>(values));
-  };
-  add("turn_rewards", row.turn_rewards);
-  if (row.advantage) dict["advantage"] = *row.advantage;
-  add("input_ids", row.input_ids);
-  add("loss_mask", row.loss_mask);
-  add("loss_weights", row.loss_weights);
-  if (!row.logprobs.empty()) dict["logprobs"] = logprob_list(row.logprobs);
-  if (!row.ref_logprobs.empty()) dict["ref_logprobs"] = logprob_list(row.ref_logprobs);
-  add("advantages", row.advantages);
-  const auto add_table = [&]<typename T>(const char* name, const std::vector<T>& values, const auto& has) {
-    if (!values.empty()) dict[name] = table_of(std::span<const T>(values), row.input_ids.size(), has);
-  };
-  const auto has_topk = [&](size_t first) { return row.ref_topk_ids[first] >= 0; };
-  add_table("ref_topk_ids", row.ref_topk_ids, has_topk);
-  add_table("ref_topk_logprobs", row.ref_topk_logprobs, has_topk);
-  add_table("routed_experts", row.routed_experts, [](size_t) { return true; });
-  return dict;
-}
+  /// None for NaN and for the first.
+  void add_logprobs(const char* name, const std::vector<double>& values) {
+    nb::list list = list_of(std::span<const double>(values),
+                            [](double value) { return std::isnan(value) ? nb::none() : nb::cast(value); });
+    list[0] = nb::none();
+    dict[name] = list;
+  }
+  template <typename T, typename Has>
+  void add_table(const char* name, const std::vector<T>& values, Has has) {
+    nb::list table;
+    const size_t width = values.size() / tokens;
+    for (size_t first = 0; first < values.size(); first += width)
+      table.append(list_of(std::span<const T>(values).subspan(first, has(first) ? width : 0)));
+    dict[name] = table;
+  }
+};
 
 nb::dict checked_row(const nb::dict& row) {
   DictParser parser;
   const TrajectoryRow& parsed = parser.parse(row);
   check_row(parsed);
-  return dict_of(parsed);
+  RowLists lists{{}, parsed.input_ids.size()};
+  visit_fields(parsed, lists);
+  return lists.dict;
 }
 
 /// A file that is written in a `with` block of Python: without an exception it is committed at the end.
 template <typename File>
-struct Written {
+struct WithBlock {
   std::unique_ptr<File> file;
 
   File& open() {
@@ -239,8 +218,8 @@ struct Written {
 };
 
 template <typename File>
-nb::class_<Written<File>> bind_written(nb::module_& module, const char* name, const char* doc) {
-  using Class = Written<File>;
+nb::class_<WithBlock<File>> bind_with_block(nb::module_& module, const char* name, const char* doc) {
+  using Class = WithBlock<File>;
   nb::class_<Class> bound(module, name, doc);
   bound
       .def(
@@ -267,53 +246,53 @@ void bind_rows(nb::module_& module) {
   module.def("checked_row", &checked_row, nb::arg("row"),
              "The row that a dict is: ids are integers, masks 0 and 1, other numbers floats, and unknown log-"
              "probabilities\nof tokens without loss None. Raises InputError that names the field.");
-  bind_written<DictWriter>(
+  bind_with_block<DictWriter>(
       module, "RowWriter",
       "Writes rows to a file, in the form that its name asks for. The file appears when a `with` block\n"
       "ends without an exception. `memory`: bytes of columns that are kept in memory.")
       .def(
           "__init__",
-          [](Written<DictWriter>* self, const std::filesystem::path& path, int64_t memory) {
+          [](WithBlock<DictWriter>* self, const std::filesystem::path& path, int64_t memory) {
             new (self)
-                Written<DictWriter>{on_files([&] { return std::make_unique<DictWriter>(path, memory); })};
+                WithBlock<DictWriter>{on_files([&] { return std::make_unique<DictWriter>(path, memory); })};
           },
           nb::arg("path"), nb::arg("memory") = int64_t{1} << 24)
       .def(
           "add",
-          [](Written<DictWriter>& self, const nb::dict& row) {
+          [](WithBlock<DictWriter>& self, const nb::dict& row) {
             DictWriter& writer = self.open();
             const TrajectoryRow& parsed = writer.parser.parse(row);
             on_files([&] { writer.rows.add(parsed); });
           },
           nb::arg("row"), "Writes a dict as checked_row takes it. Raises InputError that names the field.");
-  bind_written<TextSink>(
+  bind_with_block<TextSink>(
       module, "TextFile",
       "A file of text in UTF-8, compressed if its name ends in .gz or .zst. It appears when a `with` "
       "block ends\nwithout an exception.")
       .def(
           "__init__",
-          [](Written<TextSink>* self, const std::filesystem::path& path) {
-            new (self) Written<TextSink>{on_files([&] { return open_sink(path); })};
+          [](WithBlock<TextSink>* self, const std::filesystem::path& path) {
+            new (self) WithBlock<TextSink>{on_files([&] { return open_sink(path); })};
           },
           nb::arg("path"))
       .def(
           "write",
-          [](Written<TextSink>& self, std::string_view text) {
+          [](WithBlock<TextSink>& self, std::string_view text) {
             TextSink& sink = self.open();
             on_files([&] { sink.write(text); });
           },
           nb::arg("text"));
-  bind_written<AtomicFile>(
+  bind_with_block<AtomicFile>(
       module, "AtomicFile",
       "A file that others write under the name `temporary`. It gets its own name when a `with` block "
       "ends\nwithout an exception, else it is removed.")
       .def(
           "__init__",
-          [](Written<AtomicFile>* self, const std::filesystem::path& path) {
-            new (self) Written<AtomicFile>{on_files([&] { return std::make_unique<AtomicFile>(path); })};
+          [](WithBlock<AtomicFile>* self, const std::filesystem::path& path) {
+            new (self) WithBlock<AtomicFile>{on_files([&] { return std::make_unique<AtomicFile>(path); })};
           },
           nb::arg("path"))
-      .def_prop_ro("temporary", [](Written<AtomicFile>& self) { return self.open().temporary(); });
+      .def_prop_ro("temporary", [](WithBlock<AtomicFile>& self) { return self.open().temporary(); });
 }
 
 }  // namespace espalier::python

@@ -102,37 +102,33 @@ void check_index(const Trajectories& rows, int64_t r) {
   if (r < 0 || r >= rows.num_rows()) throw nb::index_error("row out of range");
 }
 
+/// The fields of a row as arrays, which take its values.
+struct RowArrays {
+  nb::dict dict;
+  size_t tokens;
+
+  template <typename T>
+  void add(const char* name, const T& value) {
+    dict[name] = value;
+  }
+  template <typename T>
+  void add(const char* name, std::vector<T>& values) {
+    dict[name] = take(std::move(values));
+  }
+  void add_logprobs(const char* name, std::vector<double>& values) { add(name, values); }
+  template <typename T, typename Has>
+  void add_table(const char* name, std::vector<T>& values, const Has&) {
+    const size_t width = values.size() / tokens;
+    dict[name] = nb::cast(take(std::move(values))).attr("reshape")(-1, width);
+  }
+};
+
 nb::dict row_dict(const Trajectories& rows, int64_t r) {
   check_index(rows, r);
   TrajectoryRow row = copy_row(rows, r);
-  nb::dict dict;
-  const auto add_text = [&](const char* name, const std::string& text) {
-    if (!text.empty()) dict[name] = text;
-  };
-  const auto add_array = [&](const char* name, auto& values) {
-    if (!values.empty()) dict[name] = take(std::move(values));
-  };
-  add_text("trajectory_id", row.trajectory_id);
-  add_text("group_id", row.group_id);
-  add_text("pair_id", row.pair_id);
-  if (row.chosen) dict["chosen"] = *row.chosen;
-  for (size_t i = 0; i < kRowReals.size(); ++i) {
-    if (const auto& value = row.*kRealsOfRow[i]) dict[kRowReals[i].name] = *value;
-  }
-  add_array("input_ids", row.input_ids);
-  add_array("loss_mask", row.loss_mask);
-  add_array("loss_weights", row.loss_weights);
-  add_array("logprobs", row.logprobs);
-  add_array("ref_logprobs", row.ref_logprobs);
-  add_array("advantages", row.advantages);
-  add_array("turn_rewards", row.turn_rewards);
-  const auto add_table = [&](const char* name, auto& values, int64_t width) {
-    if (!values.empty()) dict[name] = nb::cast(take(std::move(values))).attr("reshape")(-1, width);
-  };
-  add_table("ref_topk_ids", row.ref_topk_ids, rows.ref_topk);
-  add_table("ref_topk_logprobs", row.ref_topk_logprobs, rows.ref_topk);
-  add_table("routed_experts", row.routed_experts, rows.routes_per_token);
-  return dict;
+  RowArrays arrays{{}, row.input_ids.size()};
+  visit_fields(row, arrays);
+  return arrays.dict;
 }
 
 std::string text(const Trajectories& rows) {

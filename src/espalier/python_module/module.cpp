@@ -13,8 +13,9 @@
 #include <nanobind/stl/vector.h>
 
 #include "espalier/base/file.h"
-#include "espalier/cli/flags/data_flags.h"
-#include "espalier/cli/program.h"
+#include "espalier/commands/command.h"
+#include "espalier/commands/data_flags.h"
+#include "espalier/commands/plan_of_model.h"
 #include "espalier/data/trajectories.h"
 #include "espalier/distributed/process_group.h"
 #include "espalier/measure/kernel_verdicts.h"
@@ -23,8 +24,11 @@
 #include "espalier/objective/signal.h"
 #include "espalier/python/arrays.h"
 #include "espalier/python/bindings.h"
+#include "espalier/python/caller.h"
 #include "espalier/python_engine/engine.h"
 #include "espalier/python_engine/options.h"
+#include "espalier/runtime/out_of_memory.h"
+#include "espalier/runtime/tensor_memory.h"
 
 namespace espalier::python_engine {
 namespace {
@@ -85,14 +89,86 @@ nb::tuple logprobs(Engine& engine, const Trajectories& rows, int64_t top_k, doub
 /// Rows for a model, by the flags of commands, as these read them and tell of them.
 Trajectories read_data(const std::filesystem::path& model, const std::vector<std::filesystem::path>& files,
                        const NamedTexts& flags) {
-  cli::DataFlags data;
+  commands::DataFlags data;
   for (const auto& file : files) data.data.push_back(file.string());
   OptionList list;
   data.add(&list);
   list.set(flags);
-  Trajectories rows = data.read(cli::data_use_of(model));
-  cli::note_carried_tensors(model);
+  Trajectories rows = data.read(commands::data_use_of(model));
+  commands::note_carried_tensors(model);
   return rows;
+}
+
+commands::Command command_of(const std::string& name, const commands::Caller& caller) {
+  if (name == "bench") return commands::bench_command(caller);
+  if (name == "device") return commands::device_command(caller);
+  if (name == "plan") return commands::plan_command(caller, commands::plan_tools());
+  if (name == "train") return commands::train_command(caller);
+  ESPALIER_CHECK(name == "verify", "expected bench, device, plan, train or verify, received {}", name);
+  return commands::verify_command(caller);
+}
+
+/// The ranks that run a command together.
+struct ProcessGroup {
+  std::string name;  // "": there is one process
+  std::function<std::string(int64_t ranks)> split;
+};
+
+std::pair<int, std::string> run_with(const std::string& name, const NamedTexts& options,
+                                     commands::Caller caller, const ProcessGroup& ranks) {
+  std::unique_ptr<Group> group;
+  if (!ranks.name.empty()) group = process_group(ranks.name, ranks.split);
+  caller.group = group.get();
+  const commands::Result result = command_of(name, caller)(options);
+  // Also waits for ranks that still save.
+  if (group) group->check_equal("the exit status", std::to_string(result.status));
+  return {result.status, python::text_of(result.json)};
+}
+
+std::pair<int, std::string> run_command(const std::string& name, const NamedTexts& options, nb::handle caller,
+                                        commands::StopRequest* stop, const std::string& group,
+                                        const std::function<std::string(int64_t ranks)>& split_ranks) {
+  commands::Caller called = python::caller_of(caller);
+  called.stop = stop;
+  const Interruptible guard;
+  try {
+    return run_with(name, options, std::move(called), {group, split_ranks});
+  } catch (const nb::python_error&) {
+    throw;
+  } catch (const InputError&) {
+    throw;
+  } catch (const std::exception& error) {
+    throw std::runtime_error(text_of(error));
+  }
+}
+
+void bind_commands(nb::module_& module) {
+  nb::class_<commands::StopRequest>(module, "StopRequest", "Asks a run to stop after its step.")
+      .def(nb::init<>())
+      .def(
+          "request", [](commands::StopRequest& self) { return !self.requested.exchange(true); },
+          "Returns whether this is the first time.")
+      .def_prop_ro(
+          "step", [](const commands::StopRequest& self) { return self.step.load(); },
+          "-1: the process may end at once. 0: there is no step to save. Otherwise that which is finished "
+          "first.");
+  module.def("run_command", &run_command, nb::arg("name"), nb::arg("options"), nb::arg("caller"),
+             nb::arg("stop").none(), nb::arg("process_group"), nb::arg("split_ranks"),
+             "Runs a command with options, pairs of name and text. Returns the exit status and what there is "
+             "to print, as JSON. process_group: the name of that whose ranks divide the work; \"\": none. "
+             "split_ranks: makes groups of so many successive ranks, and gives the name of that of this rank.");
+  module.def(
+      "describe_command",
+      [](const std::string& name) { return python::text_of(command_of(name, {}).description()); },
+      nb::arg("name"), "Its options, as JSON.");
+  module.def(
+      "prepare_process",
+      [] {
+        count_tensor_memory();
+        reuse_freed_memory();
+      },
+      "For a process that runs one command: memory that is freed is kept for later steps.");
+  python::bind_process(module);
 }
 
 void write_file(const std::filesystem::path& path, const nb::iterable& texts) {
@@ -229,17 +305,7 @@ NB_MODULE(_engine, module) {
              nanobind::call_guard<nanobind::gil_scoped_release>(),
              "Writes a random model with these files, texts by name. Its vocabulary must have least_tokens. "
              "Returns how many parameters it has.");
-  module.def(
-      "run_on_rank", &espalier::cli::run_on_rank, nanobind::arg("arguments"), nanobind::arg("process_group"),
-      nanobind::arg("version"), nanobind::arg("split_ranks"),
-      nanobind::call_guard<nanobind::gil_scoped_release>(),
-      "Runs `espalier train` or another command, with its name first, as a rank of a process group, by its "
-      "name. Returns the exit status. version: the text of --version. split_ranks: makes groups of so many "
-      "successive ranks, and gives the name of that of this rank.");
-  module.def(
-      "prepare_command", &espalier::cli::prepare_command, nanobind::arg("tells"),
-      "Makes this process one of a command: signals end it and remove what it has half written. tells: "
-      "whether its output is written.");
+  bind_commands(module);
   module.def("read_data", &read_data, nanobind::arg("model"), nanobind::arg("files"), nanobind::arg("flags"),
              nanobind::call_guard<nanobind::gil_scoped_release>(),
              "The rows of files and patterns for a model, by the flags of commands.");

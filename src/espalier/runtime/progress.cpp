@@ -2,16 +2,14 @@
 #include "espalier/runtime/progress.h"
 
 #include <fmt/format.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <exception>
 #include <mutex>
 #include <string_view>
 
-#include "espalier/base/output.h"
+#include "espalier/base/messages.h"
 #include "espalier/base/printable.h"
-#include "espalier/base/units.h"
 
 namespace espalier {
 namespace {
@@ -42,45 +40,24 @@ std::string out_of_memory_text() {
       current_work.empty() ? "" : " in " + current_work);
 }
 
-Progress::Progress(const std::string& label)
-    : label_(printable(label)), terminal_(isatty(STDERR_FILENO) != 0) {
+Progress::Progress(const std::string& label) : label_(printable(label)) {
   set_current_work(label_);
 }
 
 Progress::~Progress() {
-  erase();
+  send_end();
   // Keep the name for the message of an error that ends the work.
   if (std::uncaught_exceptions() == 0) set_current_work("");
 }
 
-void Progress::erase() {
-  if (drawn_) write_log("\r\033[K");
-  drawn_ = false;
-}
-
-void Progress::update(double fraction, const std::string& raw_detail) {
+void Progress::update(double fraction, const std::string& detail) {
   const auto now = Clock::now();
-  const double since_start = std::chrono::duration<double>(now - start_).count();
-  const double since_last = std::chrono::duration<double>(now - last_).count();
-  if (since_start < 0.5 || since_last < (terminal_ ? 0.1 : 10.0)) return;
+  if (now - last_ < std::chrono::milliseconds(100)) return;
   last_ = now;
-  const std::string detail = printable(raw_detail);
-  fraction = std::clamp(fraction, 0.0, 1.0);
-  const std::string left =
-      fraction > 0.01 ? fmt::format(", {} left", human_seconds(since_start * (1 - fraction) / fraction)) : "";
-  if (!terminal_) {
-    log_line("{}: {:.0f}%{}{}{}", label_, fraction * 100, left, detail.empty() ? "" : "  ", detail);
-    return;
-  }
-  constexpr int kWidth = 28;
-  const int filled = static_cast<int>(fraction * kWidth);
-  write_log(fmt::format("\r\033[K{} [{:=<{}}{: <{}}] {:.0f}%{}  {}", label_, "", filled, "", kWidth - filled,
-                        fraction * 100, left, detail));
-  drawn_ = true;
+  send_progress(label_, std::clamp(fraction, 0.0, 1.0), printable(detail));
 }
 
 void Progress::line(const std::string& text) {
-  erase();
   log_line("{}", text);
 }
 
@@ -88,7 +65,7 @@ void Progress::relabel(const std::string& label) {
   if (printable(label) == label_) return;
   label_ = printable(label);
   set_current_work(label_);
-  start_ = last_ = Clock::now();
+  last_ = Clock::now();
 }
 
 }  // namespace espalier

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Progress of long work on standard error: a bar on a terminal, plain lines in a pipe.
+// Progress of long work, for the listener of base/messages.h.
 #pragma once
 
 #include <chrono>
@@ -7,9 +7,7 @@
 
 namespace espalier {
 
-/// On a terminal redraws one line; otherwise prints a line when ten seconds have passed since the last one.
-/// Nothing is drawn for work that ends within half a second. The label is the current work that
-/// out_of_memory_text names. Text is passed through base/printable.h.
+/// The label is the current work that out_of_memory_text names. Text is passed through base/printable.h.
 class Progress {
  public:
   explicit Progress(const std::string& label);
@@ -17,21 +15,17 @@ class Progress {
   Progress(const Progress&) = delete;
   Progress& operator=(const Progress&) = delete;
 
-  /// fraction in [0, 1]; detail is shown after the bar.
+  /// fraction in [0, 1]; detail is what is done now.
   void update(double fraction, const std::string& detail = "");
-  /// Prints a whole line, leaving the bar below it.
+  /// Says a whole line meanwhile.
   void line(const std::string& text);
   void relabel(const std::string& label);
 
  private:
   using Clock = std::chrono::steady_clock;
-  void erase();
 
   std::string label_;
-  bool terminal_;
-  bool drawn_ = false;
-  Clock::time_point start_ = Clock::now();
-  Clock::time_point last_ = start_;
+  Clock::time_point last_ = Clock::now();
 };
 
 /// A message with advice for running out of memory in the current work. Thread-safe.
