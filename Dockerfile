@@ -6,7 +6,7 @@ RUN case "$VARIANT" in cpu|cuda) ;; *) echo "VARIANT: expected cpu or cuda, rece
 RUN apt-get update && apt-get install --yes --no-install-recommends git && rm -rf /var/lib/apt/lists/*
 WORKDIR /src
 
-# What changes seldom comes first: system packages, LibTorch, and the Python of `prepare`.
+# What changes seldom comes first: system packages, LibTorch, and the Python that runs the command.
 COPY requirements.txt ./
 COPY scripts/setup.sh scripts/
 RUN scripts/setup.sh && rm -rf /var/lib/apt/lists/* /root/.cache
@@ -35,8 +35,8 @@ RUN cd .venv/lib/python3.11/site-packages \
 COPY . .
 ARG JOBS=
 RUN if [ "$VARIANT" = cuda ]; then export CUDACXX=/src/.venv/lib/python3.11/site-packages/nvidia/cu13/bin/nvcc cuda=ON; fi \
- && cmake --preset release -DESPALIER_PYTHON=/src/.venv/bin/python -DESPALIER_TESTS=OFF -DESPALIER_BINDINGS=OFF -DESPALIER_CUDA="${cuda:-OFF}" \
-      -DESPALIER_TORCH_RPATH='$ORIGIN/../torch/lib' \
+ && cmake --preset release -DESPALIER_PYTHON=/src/.venv/bin/python -DESPALIER_TESTS=OFF -DESPALIER_BINDINGS=ON -DESPALIER_CUDA="${cuda:-OFF}" \
+      -DESPALIER_TORCH_RPATH='$ORIGIN/../torch/lib;$ORIGIN/../../../../torch/lib' \
  && cmake --build build/release --parallel "${JOBS:-$(nproc)}" \
  && cmake --install build/release --prefix /opt/espalier --strip
 

@@ -52,7 +52,7 @@ asan:  ## the same by clang, under address and undefined-behaviour sanitizers
 
 asan-train: setup  ## long runs and failures of the command, with LibTorch, under the same sanitizers (half an hour, most of it to compile)
 	@scripts/build.sh asan-train espalier
-	@ESPALIER_PROGRAM=$(CURDIR)/build/asan-train/src/espalier/cli/espalier ASAN_OPTIONS=verify_asan_link_order=0:quarantine_size_mb=1 \
+	@ESPALIER_PROGRAM=$(CURDIR)/build/asan-train/bin/espalier ASAN_OPTIONS=detect_leaks=0:quarantine_size_mb=1 \
 	  PYTHONPATH=python $(PYTHON) -m pytest -q --numprocesses $(TEST_JOBS) tests/python/test_long_runs.py tests/python/test_faults.py \
 	  tests/python/test_failing_calls.py --deselect tests/python/test_long_runs.py::test_what_a_run_cannot_follow_is_refused
 

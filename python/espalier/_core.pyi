@@ -774,3 +774,36 @@ class RowsReport:
 
 def inspect(trajectories: Trajectories, offsets: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None, texts: bytes = ...) -> RowsReport:
     """Implements espalier.inspect: offsets int64 [V + 1]."""
+
+def run_command(name: str, options: Sequence[tuple[str, str]], caller: object) -> tuple[int, str]:
+    """
+    Runs inspect, plan or synth with options, pairs of name and text. Returns the exit status and what there is to print, as JSON.
+    """
+
+def describe_command(name: str) -> str:
+    """Its options, as JSON."""
+
+def check_options(name: str, options: Sequence[tuple[str, str]]) -> None:
+    """
+    Raises UsageError for options that the command lacks, and values that they cannot have.
+    """
+
+def build() -> dict:
+    """
+    Properties of this build. Raises InputError if ESPALIER_CPU names an instruction set that this machine lacks.
+    """
+
+def listen(line: object | None, progress: object | None, end: object | None) -> None:
+    """
+    From now on calls line(text), progress(work, fraction, detail) and end() with what the library says of long work, from any thread. None: no longer.
+    """
+
+def remove_temporaries() -> None:
+    """
+    Removes files that are half written. To be called before a signal ends the process.
+    """
+
+def guard_files() -> None:
+    """
+    From now on a mapped file that becomes shorter is an error of the work that reads it, and no longer the end of the process.
+    """

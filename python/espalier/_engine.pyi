@@ -111,14 +111,46 @@ def init_model(config: str | os.PathLike, out: str | os.PathLike, seed: int, dty
     Writes a random model with these files, texts by name. Its vocabulary must have least_tokens. Returns how many parameters it has.
     """
 
-def run_on_rank(arguments: Sequence[str], process_group: str, version: str, split_ranks: Callable[[int], str]) -> int:
+class StopRequest:
+    """Asks a run to stop after its step."""
+
+    def __init__(self) -> None: ...
+
+    def request(self) -> bool:
+        """Returns whether this is the first time."""
+
+    @property
+    def step(self) -> int:
+        """
+        -1: the process may end at once. 0: there is no step to save. Otherwise that which is finished first.
+        """
+
+def run_command(name: str, options: Sequence[tuple[str, str]], caller: object, stop: StopRequest | None, process_group: str, split_ranks: Callable[[int], str]) -> tuple[int, str]:
     """
-    Runs `espalier train` or another command, with its name first, as a rank of a process group, by its name. Returns the exit status. version: the text of --version. split_ranks: makes groups of so many successive ranks, and gives the name of that of this rank.
+    Runs a command with options, pairs of name and text. Returns the exit status and what there is to print, as JSON. process_group: the name of that whose ranks divide the work; "": none. split_ranks: makes groups of so many successive ranks, and gives the name of that of this rank.
     """
 
-def prepare_command(tells: bool) -> None:
+def describe_command(name: str) -> str:
+    """Its options, as JSON."""
+
+def prepare_process() -> None:
     """
-    Makes this process one of a command: signals end it and remove what it has half written. tells: whether its output is written.
+    For a process that runs one command: memory that is freed is kept for later steps.
+    """
+
+def listen(line: object | None, progress: object | None, end: object | None) -> None:
+    """
+    From now on calls line(text), progress(work, fraction, detail) and end() with what the library says of long work, from any thread. None: no longer.
+    """
+
+def remove_temporaries() -> None:
+    """
+    Removes files that are half written. To be called before a signal ends the process.
+    """
+
+def guard_files() -> None:
+    """
+    From now on a mapped file that becomes shorter is an error of the work that reads it, and no longer the end of the process.
     """
 
 def read_data(model: str | os.PathLike, files: Sequence[str | os.PathLike], flags: Sequence[tuple[str, str]]) -> espalier._core.Trajectories:

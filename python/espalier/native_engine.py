@@ -20,6 +20,7 @@ else:
     try:
         native = engine_library.find()
     except ImportError as error:
-        raise ImportError(f"espalier.Engine: expected the compiled trainer (espalier._engine): {error}", name=error.name) from None
+        raise ImportError(f"espalier.Engine: expected the compiled trainer (espalier._engine): {error}",
+                          name=error.name) from None  # fmt: skip
 
 __all__ = ["native"]

@@ -104,7 +104,7 @@ def test_every_library_of_the_program_has_its_package(dockerfile):
     release = Path("/etc/os-release").read_text()
     if shutil.which("dpkg-query") is None or 'VERSION_ID="12"' not in release:
         pytest.skip("packages have other names outside of Debian 12")
-    program = (REPOSITORY / "bin/espalier").resolve()
+    (program,) = (REPOSITORY / "python/espalier").glob("_engine*.so")
     needed = re.findall(r"\(NEEDED\).*\[(.*)\]", subprocess.run(["readelf", "--dynamic", program], check=True,
                                                                capture_output=True, text=True).stdout)  # fmt: skip
     installs = re.search(r"apt-get install --yes --no-install-recommends ([\w+. -]+?) +&&", dict(dockerfile)["RUN"])

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """`espalier inspect` of files that are no rows: the report of the rows that `prepare` writes, and nothing is left of them."""
 
-import contextlib
 import gzip
 import json
 import os

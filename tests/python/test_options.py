@@ -35,6 +35,14 @@ def test_the_classes_are_written_from_the_description():
         "write it again: PYTHONPATH=python scripts/write_options.py > python/espalier/options.py")  # fmt: skip
 
 
+def test_the_flags_of_commands_are_written_from_the_description():
+    done = subprocess.run([sys.executable, REPOSITORY / "scripts/write_options.py", "--flags"], capture_output=True, text=True,
+                          env={**os.environ, "PYTHONPATH": str(REPOSITORY / "python")})  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == (REPOSITORY / "python/espalier/commands/flags.json").read_text(), (
+        "write it again: PYTHONPATH=python scripts/write_options.py --flags > python/espalier/commands/flags.json")  # fmt: skip
+
+
 def test_they_load_without_what_is_compiled(tmp_path):
     shutil.copytree(REPOSITORY / "python/espalier", tmp_path / "espalier", ignore=shutil.ignore_patterns("*.so", "__pycache__"))
     code = ("import sys, espalier; print(espalier.EngineConfig(dtype='float64').to_json() != '', "

@@ -55,7 +55,7 @@ def _path_of(action: argparse.Action) -> str:
 
 
 def _flag_of(action: argparse.Action) -> FlagText:
-    words = list(action.choices or getattr(action, "words", ()))
+    words: list[str] = list(action.choices or getattr(action, "words", None) or ())
     value = "" if action.nargs == 0 else "|".join(action.choices or ()) or str(action.metavar or action.dest)
     return FlagText(list(action.option_strings), value, words, _path_of(action),
                     action.required or getattr(action, "needed", False), action.nargs in ("+", argparse.REMAINDER),

@@ -138,17 +138,17 @@ class CommandParser(ArgumentParser):
              path: str = "", default: str = "", letter: str = "", required: bool = False,
              several: bool = False) -> None:  # fmt: skip
         """A flag without a value where `value`, its placeholder, is empty. `read` makes its value of a text."""
-        self._group.add_argument(*([letter] if letter else []), f"--{name}", action=Flag, type=read,
-                                 nargs=0 if not value else "+" if several else None, metavar=value or None,
-                                 help=help.replace("%", "%%"), needed=required, words=words, path=path, default_value=default,
-                                 group=self._group.title)  # fmt: skip
+        names = [*([letter] if letter else []), f"--{name}"]
+        self._group.add_argument(*names, action=Flag, type=read or str, nargs=0 if not value else "+" if several else None,
+                                 metavar=value or None, help=help.replace("%", "%%"), needed=required, words=words, path=path,
+                                 default_value=default, group=self._group.title)  # fmt: skip
 
     def option(self, command: str, name: str, read: Callable[[str], Any] | None = None, help: str = "") -> None:
         """A flag that the library describes for a command, in the current group."""
         each = next(each for each in described_flags()[command] if each["name"] == name)
         if command == "plan":
             self._shared.append(name.replace("-", "_"))
-        self.flag(name, each["help"] if not help else help, each["value"], read, words=each["words"], path=each["path"],
+        self.flag(name, help or each["help"], each["value"], read, words=each["words"], path=each["path"],
                   default=each["default"], letter=each["names"][0] if len(each["names"]) > 1 else "", required=each["required"],
                   several=each["several"])  # fmt: skip
 
@@ -205,8 +205,9 @@ class CommandParser(ArgumentParser):
         self._refuse_unknown(arguments)
         words = [part for word in arguments for part in self._parts(word)]
         if self._has_config:
-            config = ArgumentParser(allow_abbrev=False, add_help=False)
+            config = ArgumentParser(prog=self.prog, allow_abbrev=False, add_help=False)
             config.add_argument("--config", action="append")
+            config.error = self.error  # type: ignore[method-assign]
             files = config.parse_known_args(words)[0].config or []
             if len(files) == 1 and not {"-h", "--help"} & set(words):
                 words = [*self._config_arguments(files[0], words), *words]

@@ -57,8 +57,8 @@ _COMMANDS = (
     ("rerun", _TRAINING, "Repeat a run in a new folder, or name what has changed since: data, model or program"),
     ("launch", _TRAINING, "Run the command of another trainer, with its models on trees"),
     ("serve", _TRAINING, "Serve the Tinker API on this machine, on trees: training and sampling of adapters"),
-    ("logprobs", _TRAINING, "Write the log-probability of every token, computed on the shared trees; with --entropies and --top-k "
-     "also entropies and the most likely tokens"),
+    ("logprobs", _TRAINING, "Write the log-probability of every token, computed on the shared trees; with --entropies and "
+     "--top-k also entropies and the most likely tokens"),
     ("merge", _TRAINING, "Add an adapter to the weights of its model and write the result as a new model"),
     ("sample", _TRAINING, "Sample completions of prompts, whose shared prefixes are encoded once, as rows with behaviour "
      "log-probabilities"),

@@ -32,8 +32,8 @@ def parser() -> CommandParser:
     made = CommandParser("train", DESCRIPTION, EPILOG)
     made.options("train")
     made.group("Run")
-    made.flag("processes", "Train on so many processes of this machine, one for each GPU: torchrun starts them. Each takes a part "
-              "of every step", "N", whole(1, _MOST_PROCESSES), default="1")  # fmt: skip
+    made.flag("processes", "Train on so many processes of this machine, one for each GPU: torchrun starts them. Each takes a "
+              "part of every step", "N", whole(1, _MOST_PROCESSES), default="1")  # fmt: skip
     made.others()
     return made
 

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The text of `espalier --version`."""
 
-import json
 from pathlib import Path
 
 from .. import torch_package
