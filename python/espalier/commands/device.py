@@ -38,8 +38,8 @@ def parser() -> CommandParser:
     made = CommandParser("device", DESCRIPTION, EPILOG)
     made.group("Checks")
     made.flag("requalify", "Check the kernels again, even if results are stored")
-    made.flag("check", "Check one family of kernels in this process and print its faults: for attention library, ampere or masked "
-                       "(cpu with --device cpu), or head, distribution or products", "NAME")  # fmt: skip
+    made.flag("check", "Check one family of kernels in this process and print its faults: for attention library, ampere or "
+                       "masked (cpu with --device cpu), or head, distribution or products", "NAME")  # fmt: skip
     made.flag("device", "Device for --check: cpu, cuda or cuda:N", "cpu|cuda|cuda:N", device_name, words=("cpu", "cuda"),
               default="cuda")  # fmt: skip
     made.options("device")
