@@ -16,7 +16,7 @@
 #                                   with errors against float64 and shares of dense FlashAttention
 #                      waves        bench/gpu_waves.py: libraries of recurrences in waves beside the composed form, on those trees
 #                                   and others. Libraries are those of that Python; PYTHONPATH may add a folder of them
-#                      qualify      bench/gpu_qualify.py: which kernels are right here. What fails is named and not measured
+#                      qualify      bench/gpu_qualify.py: which kernels are right here, as later stages read it. What fails is named and not measured
 #                      tests        GoogleTest programs, restricted to tests that need a GPU; 1,000 random forests
 #                      verify       espalier verify --device cuda: dtypes x strategies; equal bits of two runs; a rank for each GPU over NCCL
 #                      sanitizer    compute-sanitizer memcheck and racecheck on small tests; these three beside each other
@@ -249,7 +249,7 @@ stage() {
       fi
       ;;
     qualify)
-      run qualify 200 env -u ESPALIER_ATTENTION -u ESPALIER_HEAD "$python" bench/gpu_qualify.py \
+      run qualify 300 env -u ESPALIER_ATTENTION -u ESPALIER_HEAD "ESPALIER_OPS=$ops" "$python" bench/gpu_qualify.py \
         --espalier "$build/bin/espalier" --seconds @S --failed "$work/qualify.failed" "${output[@]}"
       ;;
     libraries)

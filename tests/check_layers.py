@@ -26,13 +26,12 @@ MAY_INCLUDE = {
     "runtime": {"base"},
     "ops": {"base"},
     "distributed": {"base", "runtime"},
-    "qualify": {"base", "ops"},
     "model": {"base", "config", "ops"},
     "objective": {"base", "tree", "data"},
     "engine": {"base", "tree", "plan", "data", "config", "runtime", "ops", "distributed", "model", "objective"},
 }
 MAY_INCLUDE["sample"] = MAY_INCLUDE["engine"] | {"engine"}
-MAY_INCLUDE["measure"] = MAY_INCLUDE["engine"] | {"engine", "qualify"}
+MAY_INCLUDE["measure"] = MAY_INCLUDE["engine"] | {"engine"}
 MAY_INCLUDE["train"] = MAY_INCLUDE["measure"] | {"measure"}
 MAY_INCLUDE["verify"] = MAY_INCLUDE["train"] | {"train"}
 MAY_INCLUDE["commands"] = set(MAY_INCLUDE)
@@ -91,7 +90,6 @@ PLANTED = {
     "train/a.cpp": '  #  include "espalier/commands/command.h"',
     "engine/a.cpp": '#include "espalier/measure/profile.h"',
     "objective/a.cpp": '#include "espalier/plan/memory_model.h"',
-    "qualify/a.cpp": '#include "espalier/measure/calibrate.h"',
     "measure/a.cpp": '#include "espalier/train/optimizer/optimizer.h"',
     "inspect/a.cpp": '#include "espalier/commands/command.h"',
     "inspect/b.cpp": "#include <ATen/Tensor.h>",
@@ -100,7 +98,6 @@ PLANTED = {
     "data/b.h": "#include <c10/util/Half.h>",
     "ops/kernels/a.cuh": "#include <torch/library.h>",
     "ops/kernels/b.cu": '#include "espalier/ops/attention/tree_attention.h"',
-    "qualify/a.h": '#include "espalier/measure/cost.h"',
     "train/b.cpp": '#include "batch.h"',
     "commands/a.cpp": '#include "espalier/nowhere/a.h"',
     "python/a.cpp": '#include "espalier/engine/step.h"',

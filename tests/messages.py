@@ -94,7 +94,7 @@ def messages(paths):
 
 def sources():
     folders = ("cli", "train", "engine", "data", "config", "model", "objective", "plan", "runtime", "sample", "measure", "verify",
-               "qualify", "base", "tree", "inspect", "distributed", "python", "python_engine",
+               "base", "tree", "inspect", "distributed", "python", "python_engine",
                "python_module")  # fmt: skip
     for folder in folders:
         yield from sorted(path for path in (ROOT / "src/espalier" / folder).rglob("*") if path.suffix in (".cpp", ".h"))

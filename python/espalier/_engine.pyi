@@ -101,19 +101,9 @@ class Engine:
     def vocab_size(self) -> int:
         """Of the model."""
 
-def check_kernels_by(command: Sequence[str]) -> None:
+def judge_kernels_by(judge: Callable[[int], str]) -> None:
     """
-    Engines on a GPU check its kernels first, by processes of `command` FAMILY DEVICE FILE, which call check_kernels.
-    """
-
-def check_kernels(family: str, device: str, finding: str | os.PathLike) -> None:
-    """
-    Checks one family of kernels in this process and writes what it finds into the file.
-    """
-
-def prove_kernels(index: int) -> bool:
-    """
-    Does so for the CUDA device of this index, once. Returns whether attention in bfloat16 is more than the masked form there.
+    Engines on a GPU ask this for the verdicts on its kernels, a JSON text, by the index of the device.
     """
 
 def init_model(config: str | os.PathLike, out: str | os.PathLike, seed: int, dtype: str, files: Mapping[str, str], least_tokens: int) -> int:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from .adapter import Adapter
 from .errors import InputError
 from .loss_function import Loss, LossFunction
-from .native_engine import CHECK_COMMAND, native
+from .native_engine import native
 from .native_options import Option, described, given_options, named_texts, whole_number
 from .options import EngineConfig, LoraConfig, ObjectiveConfig, SamplingParams
 from .rows.files import Trajectories, read, trajectories
@@ -92,9 +92,6 @@ class Engine:
         chosen = {**given_options("config", config, EngineConfig), **given_options("lora", lora, LoraConfig), **options}
         if lora is not None:
             _check_lora(chosen)
-        if CHECK_COMMAND is None and chosen.get("device", "cpu") != "cpu":
-            warnings.warn("kernels are not checked on this GPU, since sys.executable names no Python to do it with",
-                          stacklevel=2)  # fmt: skip
         given_options("objective", objective, ObjectiveConfig)
         self._objective = ObjectiveConfig() if objective is None else objective
         self._path = os.fspath(path)

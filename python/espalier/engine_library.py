@@ -29,14 +29,32 @@ def load(name: str) -> ModuleType:
 def find() -> ModuleType:
     """The same. Raises ImportError."""
     if importlib.util.find_spec("espalier._engine"):
-        _load_torch_libraries()
-        return importlib.import_module("espalier._engine")
+        return _loaded("espalier._engine")
     folder = torch_package.find()
     if folder is None:
         raise ImportError(f"run {torch_package.INSTALL}, or `make build` in a clone", name="espalier._engine")
     torch_package.check(folder, torch_package.installed_torch())
-    _load_torch_libraries()
-    return importlib.import_module("espalier_torch._engine")
+    return _loaded("espalier_torch._engine")
+
+
+def _loaded(name: str) -> ModuleType:
+    if name not in sys.modules:
+        _load_torch_libraries()
+        engine = importlib.import_module(name)
+        engine.judge_kernels_by(_verdicts)
+        engine.listen(_say, lambda *_: None, lambda: None)  # until a command does
+    return sys.modules[name]
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+def _verdicts(index: int) -> str:
+    """Of the judge of kernels, on the CUDA device of this index."""
+    from .kernels.libraries import verdicts_for_trainer  # which imports PyTorch
+
+    return verdicts_for_trainer(index)
 
 
 def _load_torch_libraries() -> None:

@@ -24,13 +24,16 @@ def read(path: Path) -> Any:
         return None
 
 
-def write(path: Path, values: Any) -> None:
-    """Keeps the values, where the disk lets it. Who reads meanwhile finds the earlier ones."""
-    with contextlib.suppress(OSError):
+def write(path: Path, values: Any) -> bool:
+    """Keeps the values, and says whether the disk let it. Who reads meanwhile finds the earlier ones."""
+    try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile("w", dir=path.parent, suffix=".part", delete=False) as file:
             json.dump(values, file)
         os.replace(file.name, path)
+    except OSError:
+        return False
+    return True
 
 
 @contextlib.contextmanager

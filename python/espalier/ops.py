@@ -32,7 +32,7 @@ __all__ = ["causal_conv1d", "causal_conv1d_tails", "edge_logprobs", "gated_delta
            "tree_attention"]  # fmt: skip
 
 _NAME = "libespalier_ops.so"
-_SCHEMAS = 3  # the version of the operators' schemas, as src/espalier/ops/register.cpp has it
+_SCHEMAS = 4  # the version of the operators' schemas, as src/espalier/ops/register.cpp has it
 _BUILT_FOR = re.compile(rb"ESPALIER_OPS_TORCH=(\d+\.\d+)[^;]*;ESPALIER_OPS_SCHEMAS=(\d+);")
 
 

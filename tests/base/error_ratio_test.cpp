@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "espalier/base/error_ratio.h"
+#include "tests/error_ratio.h"
 
 #include <gtest/gtest.h>
 
-namespace espalier {
+namespace espalier::testing {
 namespace {
 
 /// Of 300 values of about 1, whose errors are about these.
@@ -33,4 +33,4 @@ TEST(ErrorRatio, FaultsSayWhatWasExpectedAndReceived) {
 }
 
 }  // namespace
-}  // namespace espalier
+}  // namespace espalier::testing

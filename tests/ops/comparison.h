@@ -36,6 +36,22 @@ inline double worst_error(const Results& a, const Results& b) {
   return worst;
 }
 
+/// Of a result in low precision and of the plain form's, in float64. Infinite where one is of another shape
+/// than the exact result, or not finite.
+inline SquaredErrors squared_errors(const at::Tensor& ours, const at::Tensor& plain,
+                                    const at::Tensor& exact) {
+  const auto wide = [](const at::Tensor& tensor) {
+    return tensor.detach().to(at::TensorOptions(at::kCPU).dtype(at::kDouble));
+  };
+  const auto squares = [](const at::Tensor& tensor) { return tensor.square().sum().item<double>(); };
+  const at::Tensor target = wide(exact);
+  const auto error_of = [&](const at::Tensor& result) {
+    const double error = result.sizes() == exact.sizes() ? squares(wide(result) - target) : INFINITY;
+    return std::isfinite(error) ? error : INFINITY;
+  };
+  return {error_of(ours), error_of(plain), squares(target), target.numel()};
+}
+
 /// Errors of results in low precision, for the rule of tests/error_ratio.h. Results of the same place are
 /// pooled over all problems that are added, each in the dtype of ours.
 class PooledErrors {

@@ -92,7 +92,7 @@ def judged(operator):
     recurrence_cases.forests = lambda: {"small": SMALL}
     recurrence_cases.SIZES = {operator: ((16, 0.1),)}
     recurrence_cases.HEADS, recurrence_cases.GROUPS = 2, 1
-    return checks.judged(recurrence_cases.cases(operator, torch.bfloat16, "cpu"), torch.bfloat16)
+    return checks.judged(recurrence_cases.cases(operator, torch.bfloat16, "cpu"))
 
 
 def main(operator, dtype):

@@ -350,15 +350,12 @@ def test_device_prints_the_rates_that_are_kept(espalier, model, data, tmp_path):
     assert re.search(line, espalier("device", cache=cache).stdout, re.MULTILINE)
 
 
-def test_kernels_can_be_checked_one_by_one(espalier, tmp_path):
-    """The process that checks kernels on a GPU, here with the CPU's own; a name that is none is an error."""
+def test_kernels_can_be_checked_one_by_one(espalier):
+    """As the judge does it on a GPU, here with the CPU's own; a name that is none is an error."""
     on_cpu = ["device", "--device", "cpu", "--check"]
     checks = re.fullmatch(r"cpu: passed ([\d,]+) checks\n", espalier(*on_cpu, "cpu").stdout)[1]
     assert int(checks.replace(",", "")) > 100
-    told = re.fullmatch(r"head: passed ([\d,]+) checks\n", espalier(*on_cpu, "head").stdout)
-    quiet = espalier(*on_cpu, "head", "--finding", tmp_path / "finding")
-    found = json.loads((tmp_path / "finding").read_text())
-    assert quiet.stdout == "" and found["checks"] == int(told[1].replace(",", "")) > 0 and found["fault"] == ""
+    assert re.fullmatch(r"head: passed ([\d,]+) checks\n", espalier(*on_cpu, "head").stdout)
     wrong = espalier(*on_cpu, "ampere", check=False)
     assert wrong.returncode == 1 and wrong.stdout == ""
     families = "cpu, head, distribution, products"

@@ -2,7 +2,6 @@
 """espalier.Engine as an object of Python: interrupts, threads, bad input, imports, examples, stubs."""
 
 import functools
-import json
 import os
 import shutil
 import signal
@@ -457,35 +456,6 @@ except ImportError as error:
 """.replace("LIBRARY", repr(str(REPOSITORY / "build/release/src/espalier/ops/libespalier_ops.so")))
     built, said = python(code, tmp_path)
     assert built == "2" and "expected the compiled trainer (espalier._engine)" in said and "make build" in said
-
-
-def test_the_process_that_checks_kernels(tmp_path):
-    """As an engine on a GPU runs it, here with the CPU's own kernels; a fault of another kind is an exit status."""
-    from espalier.native_engine import CHECK_COMMAND
-
-    run = lambda *words: subprocess.run([*CHECK_COMMAND, *map(str, words)], capture_output=True, text=True, cwd="/")
-    done = run("head", "cpu", tmp_path / "finding")
-    found = json.loads((tmp_path / "finding").read_text())
-    assert (done.returncode, done.stdout) == (0, "") and found["checks"] > 20 and found["fault"] == "", done.stderr
-    wrong = run("ampere", "cpu", tmp_path / "other")
-    assert wrong.returncode == 1 and "expected a family of kernels of cpu" in wrong.stderr and not (tmp_path / "other").exists()
-
-
-def test_without_a_python_to_check_kernels_with_it_says_so(folder, monkeypatch):
-    monkeypatch.setattr(sys.modules[package.Engine.__module__], "CHECK_COMMAND", None)
-    with (pytest.warns(UserWarning, match="kernels are not checked on this GPU, since sys.executable names no Python"),
-          pytest.raises((package.InputError, RuntimeError))):
-        package.Engine(folder, device="cuda:100")
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        package.Engine(folder)
-
-
-def test_without_a_gpu_nothing_is_checked(capfd):
-    from espalier.native_engine import native
-
-    if not torch.cuda.is_available():
-        assert native.prove_kernels(0) is False and capfd.readouterr().err == ""
 
 
 def test_stubs_are_those_of_the_module(tmp_path):

@@ -61,7 +61,7 @@ def test_small_forests(rows):
 @pytest.mark.parametrize("proven, expected_backend", [(True, "espalier"), (False, "flex")])
 def test_backend_auto_goes_by_the_verdicts_on_a_gpu(monkeypatch, proven, expected_backend):
     asked = []
-    monkeypatch.setattr(attention, "_is_proven", lambda index: asked.append(index) or proven)
+    monkeypatch.setattr(attention.libraries, "is_attention_right", lambda index: asked.append(index) or proven)
     monkeypatch.setattr(attention.libraries, "missing_on", lambda index: "")
     gpu = torch.device("cuda", 3)
     assert attention.resolved("auto", gpu) == expected_backend and asked == [3]

@@ -1,10 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Kernels that prove themselves from Python, with stand-ins of the libraries on the CPU."""
+"""Kernels that prove themselves: those of libraries by stand-ins on the CPU. test_operator_checks.py has our own."""
 
 import json
 import shutil
-import subprocess
-import sys
 import threading
 import types
 import warnings
@@ -21,6 +19,7 @@ from espalier.hf import attention
 from espalier.kernels import __main__ as told
 from espalier.kernels import attention as library_attention
 from espalier.kernels import attention_cases, checks, gated_delta, libraries, recurrence_cases, recurrences, verdicts
+from espalier.kernels.cases import OUT
 from espalier.kernels.verdicts import Finding
 
 
@@ -61,7 +60,6 @@ class AttentionInFloat32(cudnn_stand_in.StandIn):
 
 
 SMALL = {"star", "context"}
-FORESTS = "411badf513315fa6"
 
 
 @pytest.fixture
@@ -76,7 +74,7 @@ def small(monkeypatch):
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 def test_operators_that_are_right(operator, dtype, monkeypatch, small):
     with recurrence_stand_ins.installed(monkeypatch, IN_FLOAT32[operator]()) as stand_in:
-        finding = checks.judged(recurrence_cases.cases(operator, dtype, "cpu"), dtype)
+        finding = checks.judged(recurrence_cases.cases(operator, dtype, "cpu"))
     assert finding.is_right and finding.checks > 15 and stand_in.calls > 10, finding
 
 
@@ -90,7 +88,7 @@ def test_operators_that_are_wrong(operator, change, monkeypatch, small):
     wrong = IN_FLOAT32[operator]()
     wrong.change = change
     with recurrence_stand_ins.installed(monkeypatch, wrong):
-        finding = checks.judged(recurrence_cases.cases(operator, torch.bfloat16, "cpu"), torch.bfloat16)
+        finding = checks.judged(recurrence_cases.cases(operator, torch.bfloat16, "cpu"))
     assert not finding.is_right and "times the plain form's" in finding.fault
 
 
@@ -106,7 +104,7 @@ def test_products_in_less_than_float32_are_noticed(monkeypatch, small):
 
     for operator, wrong in (("gated_delta_rule", Tf32), ("ssm_scan", MambaInTf32)):
         with recurrence_stand_ins.installed(monkeypatch, wrong()):
-            assert not checks.judged(recurrence_cases.cases(operator, torch.float32, "cpu"), torch.float32).is_right
+            assert not checks.judged(recurrence_cases.cases(operator, torch.float32, "cpu")).is_right
 
 
 def test_what_recurrences_take_is_timed(monkeypatch):
@@ -129,12 +127,12 @@ def test_attention_that_is_right_and_wrong(monkeypatch):
     chosen = ("one token", "star", "several trees", "context of a tree")
     monkeypatch.setattr(attention_cases, "forests", lambda: {name: every[name] for name in chosen})
     with cudnn_stand_in.installed(monkeypatch, AttentionInFloat32()) as stand_in:
-        finding = checks.judged(attention_cases.cases(64, torch.bfloat16, "cpu"), torch.bfloat16)
-        assert finding.is_right and finding.checks == 4 * len(chosen) + 2, finding
-        assert stand_in.calls["backward"] == 2 * len(chosen)
+        finding = checks.judged(attention_cases.cases(64, torch.bfloat16, "cpu"))
+        assert finding.is_right and finding.checks == 2 * (4 * len(chosen) + 2), finding
+        assert stand_in.calls["backward"] == 4 * len(chosen)
         library_attention._masks.clear()
         stand_in.change = lambda bounds: torch.cat([torch.zeros_like(bounds[:1]), bounds[1:]])
-        assert not checks.judged(attention_cases.cases(64, torch.bfloat16, "cpu"), torch.bfloat16).is_right
+        assert not checks.judged(attention_cases.cases(64, torch.bfloat16, "cpu")).is_right
 
 
 def test_forests_that_a_library_leaves_to_others(monkeypatch):
@@ -149,14 +147,15 @@ def test_forests_that_a_library_leaves_to_others(monkeypatch):
 
     monkeypatch.setattr(ops, "tree_attention", refusing)
     with cudnn_stand_in.installed(monkeypatch, AttentionInFloat32()):
-        assert [case.name for case in attention_cases.cases(64, torch.bfloat16, "cpu")] == ["star", "context of a tree"]
+        names = [case.name for case in attention_cases.cases(64, torch.bfloat16, "cpu")]
+    assert names[::2] == ["star", "context of a tree"] and names[1] == "star with deterministic algorithms"
 
 
 def test_each_size_of_heads_is_judged_by_itself(monkeypatch):
     """One that is wrong is named, with its dtype and result, and is not outweighed by others."""
     every = attention_cases.forests()
     monkeypatch.setattr(attention_cases, "forests", lambda: {"star": every["star"]})
-    monkeypatch.setitem(attention_cases.HEAD_DIMS, "library", (64, 96))
+    monkeypatch.setitem(attention_cases.SERVED, "library", ((torch.bfloat16, torch.float16), (64, 96)))
 
     class Wrong(AttentionInFloat32):
         def backward(self, query, *others, **options):
@@ -165,19 +164,44 @@ def test_each_size_of_heads_is_judged_by_itself(monkeypatch):
 
     with cudnn_stand_in.installed(monkeypatch, Wrong()):
         finding = checks.check("library", "cpu")
-    assert finding.checks == 8 and finding.fault.startswith("bfloat16, head dimension 96: gradient of q: expected an error"), finding
+    assert finding.checks == 16 and finding.fault.startswith("bfloat16, head dimension 96: gradient of q: expected an error"), finding
 
 
-def test_forests_are_those_of_the_trainer():
-    """Their trees and contexts are those of src/espalier/qualify/awkward_forests.h, whose test has the same digest."""
-    lines = []
-    for name, forest in attention_cases.forests().items():
-        blocks = [number for block in forest.blocks for number in block]
-        lines.append(f"{name}: {' '.join(map(str, [*forest.subtree_end, '|', *forest.segments, '|', *blocks]))}\n")
-    digest = 0xCBF29CE484222325  # FNV-1a, which takes three lines in either language
-    for byte in "".join(lines).encode():
-        digest = (digest ^ byte) * 0x100000001B3 % 2**64
-    assert f"{digest:016x}" == FORESTS
+def test_gradients_have_the_same_bits_where_that_is_promised(monkeypatch):
+    """Under deterministic algorithms; the forward pass always."""
+    every = attention_cases.forests()
+    monkeypatch.setattr(attention_cases, "forests", lambda: {"one token": every["one token"]})
+    by_operator, runs = attention_cases._by_operator, []
+
+    def jittering(place, *, always):
+        def computed(*inputs):
+            found = by_operator(*inputs)
+            runs.append(None)
+            if always or not torch.are_deterministic_algorithms_enabled():
+                found[place].view(-1)[0] += 1e-7 * (len(runs) % 2)
+            return found
+
+        return computed
+
+    cases = lambda: attention_cases.cases(8, torch.float32, "cpu")
+    monkeypatch.setattr(attention_cases, "_by_operator", jittering(3, always=False))
+    assert "other bits" not in checks.judged(cases()).fault
+    monkeypatch.setattr(attention_cases, "_by_operator", jittering(3, always=True))
+    assert checks.judged(cases()).fault == "gradient of v: other bits in another run, on one token with deterministic algorithms"
+    monkeypatch.setattr(attention_cases, "_by_operator", jittering(0, always=False))
+    assert checks.judged(cases()).fault == f"{OUT}: other bits in another run, on one token"
+    assert not torch.are_deterministic_algorithms_enabled()
+
+
+def test_forests_are_in_preorder_and_their_context_fits():
+    forests = attention_cases.forests()
+    assert len(forests) >= 12 and 2000 < sum(len(forest.subtree_end) for forest in forests.values())
+    for name, forest in forests.items():
+        ends, tokens = forest.subtree_end, len(forest.subtree_end)
+        assert tokens <= 2000 and all(token < end <= tokens for token, end in enumerate(ends)), name
+        assert all(ends[inner] <= end for token, end in enumerate(ends) for inner in range(token, end)), name
+        for segment, begin, end, first, last in forest.blocks:
+            assert 0 <= begin < end <= forest.segments[segment] and 0 <= first < last <= tokens, name
 
 
 def test_the_plain_forms_are_right():
@@ -188,7 +212,7 @@ def test_the_plain_forms_are_right():
             ours, plain = case.ours(), case.plain()
             assert ours.keys() == plain.keys() and all((ours[key] - plain[key]).norm() <= 1e-12 * plain[key].norm() for key in ours), name
     for name, forest in attention_cases.forests().items():
-        case = attention_cases._case(name, forest, 8, 0, torch.float64, "cpu")
+        case, _ = attention_cases._cases(name, forest, 8, 0, torch.float64, "cpu")
         exact = case.exact()
         largest = max(values.norm() for values in exact.values())  # a single token has gradients of 0, which rounding may miss
         assert all((ours - values).norm() <= 1e-12 * largest for ours, values in zip(case.ours().values(), exact.values())), name
@@ -197,24 +221,28 @@ def test_the_plain_forms_are_right():
 @pytest.fixture
 def gpu(monkeypatch, tmp_path):
     """A GPU of which only the name exists, and checks that end as `ends` says."""
-    ends = {"started": 0, "found": [5, "", [1.0, 2.0, 3.0, 4.0]], "by_family": {}, "status": 0}
+    ends = {"started": 0, "found": Finding(5, "", (1.0, 2.0, 3.0, 4.0)), "by_family": {}, "status": 0}
 
-    def run(command, **_options):
+    def ended(command, _limit):
         ends["started"] += 1
         with open(command[-1], "w") as file:
-            json.dump(ends["by_family"].get(command[-3], ends["found"]), file)
-        return types.SimpleNamespace(returncode=ends["status"], stderr="one\nlast line\n")
+            json.dump(ends["by_family"].get(command[-3], ends["found"])._asdict(), file)
+        return ends["status"], "last line"
 
     properties = types.SimpleNamespace(name="a GPU", major=9, minor=0)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(verdicts.subprocess, "run", run)
+    monkeypatch.setattr(verdicts, "_ended", ended)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _index: properties)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda _index: properties.name)
     verdicts.forget()
-    library_attention.is_served.cache_clear()
+    caches = library_attention.is_served, libraries.is_attention_right
+    for function in caches:
+        function.cache_clear()
     yield ends
     verdicts.forget()
-    library_attention.is_served.cache_clear()
+    torch.ops.espalier_judge.take_kernels(["library", "ampere"], True)
+    for function in caches:
+        function.cache_clear()
 
 
 def test_verdicts_are_kept(gpu, monkeypatch):
@@ -230,7 +258,7 @@ def test_verdicts_are_kept(gpu, monkeypatch):
 
 def test_processes_wait_for_the_verdict_of_one(gpu, monkeypatch):
     """Two at once, of which the one that checks waits until the other has found nothing that is kept."""
-    reads, read, run = [], verdicts._read, verdicts.subprocess.run
+    reads, read, ended = [], verdicts._read, verdicts._ended
     other_has_read = threading.Event()
 
     def counted(*arguments):
@@ -240,14 +268,14 @@ def test_processes_wait_for_the_verdict_of_one(gpu, monkeypatch):
             other_has_read.set()
         return found
 
-    def slow(*arguments, **options):
+    def slow(*arguments):
         assert other_has_read.wait(60)
-        return run(*arguments, **options)
+        return ended(*arguments)
 
     monkeypatch.setattr(verdicts, "_read", counted)
-    monkeypatch.setattr(verdicts.subprocess, "run", slow)
+    monkeypatch.setattr(verdicts, "_ended", slow)
     with futures.ThreadPoolExecutor(2) as pool:
-        found = list(pool.map(verdicts.verdict_on.__wrapped__, ["library"] * 2, [0] * 2))
+        found = list(pool.map(verdicts._kept_or_new, [["library"]] * 2, [0] * 2, [False] * 2))
     assert found[0] == found[1] and gpu["started"] == 1
 
 
@@ -255,30 +283,37 @@ def test_what_follows_from_verdicts(gpu):
     query = types.SimpleNamespace(device=types.SimpleNamespace(type="cuda", index=0), dtype=torch.bfloat16)
     assert recurrences._rates(gated_delta.LIBRARY, query) == recurrences.Rates(1.0, 2.0, 3.0, 4.0)
     verdicts.forget()
-    gpu["found"] = [5, "result 1: wrong", None]
+    gpu["found"] = Finding(5, "result 1: wrong")
     (file,) = verdicts.folder().glob("*.json")
     file.write_text("{ broken")
     with pytest.warns(UserWarning, match="kernels of `gated_delta_rule bfloat16` are not used on a GPU: result 1: wrong"):
         assert recurrences._rates(gated_delta.LIBRARY, query) is None
 
 
+RIGHT, WRONG, UNSERVED = Finding(9), Finding(9, "wrong"), Finding()
+
+
 @pytest.mark.parametrize("library, own, is_right", [
-    ([9, "", None], [9, "", None], True), ([9, "", None], [0, "", None], True), ([9, "wrong", None], [9, "", None], True),
-    ([9, "", None], [9, "wrong", None], False), ([0, "", None], [0, "", None], False), ([9, "wrong", None], [0, "", None], False),
+    (RIGHT, RIGHT, True), (RIGHT, UNSERVED, True), (WRONG, RIGHT, True), (RIGHT, WRONG, True), (UNSERVED, UNSERVED, False),
+    (WRONG, UNSERVED, False), (UNSERVED, WRONG, False),
 ])  # fmt: skip
-def test_attention_without_the_compiled_trainer(library, own, is_right, gpu, monkeypatch):
-    """It is taken where nothing that may run is wrong; a library that is wrong is registered no more."""
-    destroyed = []
-    gpu["by_family"] = {"library": library, "ampere": own}
-    monkeypatch.setitem(sys.modules, "espalier.native_engine", None)
-    monkeypatch.setitem(ops._registered, "attention", types.SimpleNamespace(_destroy=lambda: destroyed.append("attention")))
-    attention._is_proven.cache_clear()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        assert attention._is_proven(0) == is_right
-        assert gpu["started"] == 2 and destroyed == (["attention"] if library[1] else [])
-        assert attention.resolved("espalier", torch.device("cuda", 0)) == "espalier" and gpu["started"] == 2
-    attention._is_proven.cache_clear()
+@pytest.mark.filterwarnings("ignore:espalier")
+def test_attention_of_patched_models(library, own, is_right, gpu, installed, monkeypatch):
+    """It is taken where some of it is right, and operators take nothing that is wrong."""
+    monkeypatch.delenv("ESPALIER_ATTENTION", raising=False)
+    head = {"head": WRONG} if library == WRONG else {}
+    gpu["by_family"] = {"library": library, "ampere": own, **head}
+    asked = []
+    monkeypatch.setattr(libraries, "torch", types.SimpleNamespace(ops=types.SimpleNamespace(
+        espalier_judge=types.SimpleNamespace(take_kernels=lambda *words: asked.append(words)))))  # fmt: skip
+    assert libraries.is_attention_right(0) == is_right
+    right = [family for family, finding in (("library", library), ("ampere", own)) if finding == RIGHT]
+    assert asked == [([*right, "masked"], not head)] and gpu["started"] == len(verdicts.OWN)
+    assert attention.resolved("espalier", torch.device("cuda", 0)) == "espalier" and gpu["started"] == len(verdicts.OWN)
+    for named, expected in (("masked", False), ("ampere", True)):
+        monkeypatch.setenv("ESPALIER_ATTENTION", named)
+        libraries.is_attention_right.cache_clear()
+        assert libraries.is_attention_right(0) == expected
 
 
 @pytest.fixture
@@ -288,8 +323,6 @@ def installed(gpu, monkeypatch):
     monkeypatch.setattr(library_attention, "installed", lambda: there["attention"])
     monkeypatch.setattr(verdicts, "version_of", lambda package: there.get(package, ""))
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _index: (9, 0))
-    monkeypatch.setattr(attention, "_is_proven", libraries.is_attention_right)
-    monkeypatch.setattr(attention, "trainer", lambda: None)
     monkeypatch.setattr(torch._C, "_dispatch_has_kernel_for_dispatch_key", lambda *_: True)
     for function in (attention._check_library, attention._tell_what_is_missing):
         function.cache_clear()
@@ -305,7 +338,7 @@ def test_backends_of_libraries(backend, family, gpu, installed):
     attention._check_library.cache_clear()
     verdicts.forget()
     shutil.rmtree(verdicts.folder())
-    gpu["by_family"] = {family: [5, "wrong", None]}
+    gpu["by_family"] = {family: WRONG}
     with pytest.warns(UserWarning, match="are not used on"), pytest.raises(Unsupported, match=f'backend="{backend}": expected'):
         attention.resolved(backend, CUDA)
     attention._check_library.cache_clear()
@@ -315,13 +348,14 @@ def test_backends_of_libraries(backend, family, gpu, installed):
 
 
 def test_a_library_beside_kernels_that_are_wrong(gpu, installed):
-    """What needs the library of attention is refused; other models take FlexAttention."""
-    gpu["by_family"] = {"ampere": [5, "wrong", None]}
+    """The library of attention is taken alone; without it, FlexAttention."""
+    gpu["by_family"] = {"ampere": WRONG}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
+        assert attention.resolved("auto", CUDA) == attention.resolved("cudnn", CUDA) == "espalier"
+        installed.update(attention="")
+        libraries.is_attention_right.cache_clear()
         assert attention.resolved("auto", CUDA) == attention.resolved("fla", CUDA) == "flex"
-        with pytest.raises(Unsupported, match='backend="cudnn": expected .* the kernels that stand in for it are wrong'):
-            attention.resolved("cudnn", CUDA)
 
 
 def test_what_is_missing_is_told_once(gpu, installed):
@@ -338,9 +372,9 @@ def test_what_is_missing_is_told_once(gpu, installed):
 
 
 def test_lines_for_people(gpu, installed):
-    gpu["by_family"] = {"ampere": [0, "", None], verdicts.TIMES: [0, "", None], "gated_delta_rule bfloat16": [5, "", [1e-4, 2e-7, 3e-5, 9e-7]],
-                        "gated_delta_rule float32": [5, "in TF32", None], "causal_conv1d bfloat16": [5, "", None],
-                        "causal_conv1d float32": [5, "", None]}  # fmt: skip
+    gpu["by_family"] = {"ampere": UNSERVED, verdicts.TIMES: UNSERVED, "gated_delta_rule bfloat16": Finding(5, "", (1e-4, 2e-7, 3e-5, 9e-7)),
+                        "gated_delta_rule float32": Finding(5, "in TF32"), "causal_conv1d bfloat16": Finding(5),
+                        "causal_conv1d float32": Finding(5)}  # fmt: skip
     installed.update({"mamba-ssm": "2.2.0"})
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -355,15 +389,16 @@ def test_lines_for_people(gpu, installed):
         "  causal_conv1d bfloat16     causal-conv1d 1.7.0 (passed)",
         "  causal_conv1d float32      causal-conv1d 1.7.0 (passed)",
     ]  # fmt: skip
-    gpu["by_family"] = {verdicts.TIMES: [2, "", [0.004, 0.003]]}
+    gpu["by_family"] = {verdicts.TIMES: Finding(2, "", (0.004, 0.003))}
     shutil.rmtree(verdicts.folder())
     verdicts.forget()
     assert told.lines_of(0)[1] == "  attention    ampere (library: passed; ampere: passed; timed: 4 and 3 ms)"
-    gpu["by_family"] |= {"ampere": [9, "wrong", None]}
+    gpu["by_family"] |= {"ampere": WRONG, "library": WRONG}
     shutil.rmtree(verdicts.folder())
     verdicts.forget()
+    libraries.is_attention_right.cache_clear()
     with pytest.warns(UserWarning, match="`ampere` are not used"):
-        assert told.lines_of(0)[1] == "  attention    FlexAttention (library: passed; ampere: FAILED: wrong; timed: 4 and 3 ms)"
+        assert told.lines_of(0)[1] == "  attention    FlexAttention (library: FAILED: wrong; ampere: FAILED: wrong; timed: 4 and 3 ms)"
     installed.update(dict.fromkeys(installed, ""))
     composed = {"gated_delta_rule": ("bfloat16", "float32"), "ssm_scan": ("bfloat16",), "causal_conv1d": ("bfloat16", "float32")}
     expected = [f"  {operator} {dtype}" for operator, dtypes in composed.items() for dtype in dtypes]
@@ -374,23 +409,11 @@ def test_lines_for_people(gpu, installed):
     ]  # fmt: skip
 
 
-def test_lines_where_the_trainer_checks(gpu, installed, monkeypatch):
-    """Nothing that the trainer checks is checked for the lines."""
-    monkeypatch.setattr(attention, "_is_proven", lambda _index: True)
-    monkeypatch.setattr(attention, "trainer", object)
-    installed.update({library.package: "" for library in libraries.OPERATORS})
-    gpu["by_family"] = {verdicts.TIMES: [2, "", [0.002, 0.003]]}
-    assert told.lines_of(0)[1] == "  attention    cudnn-frontend 1.32.0 (checked by the trainer: espalier device; timed: 2 and 3 ms)"
-    assert gpu["started"] == 1
-    installed.update(attention="")
-    assert told.lines_of(0)[1] == "  attention    ampere (checked by the trainer: espalier device)"
-
-
 @pytest.mark.parametrize("times, fault, is_faster", [([0.3, 0.2], "", True), ([0.3, 0.2], "wrong", False), ([0.2, 0.3], "", False),
                                                      (None, "", False)])  # fmt: skip
 @pytest.mark.filterwarnings("ignore:espalier")
 def test_ours_is_taken_where_it_is_faster(times, fault, is_faster, gpu, monkeypatch):
-    gpu["by_family"] = {verdicts.TIMES: [0 if times is None else 2, "", times], "ampere": [9, fault, None]}
+    gpu["by_family"] = {verdicts.TIMES: Finding(0 if times is None else 2, "", times), "ampere": Finding(9, fault)}
     assert library_attention._is_left_to_ours(CUDA) == is_faster
     assert not library_attention._is_left_to_ours(torch.device("cpu"))
     monkeypatch.setenv("ESPALIER_ATTENTION", "library")
@@ -431,32 +454,6 @@ def test_what_both_take_is_timed(monkeypatch):
         assert checks.check(verdicts.TIMES, "cpu") == Finding(2, "", found) and min(found) > 0
         monkeypatch.setattr(attention_cases, "measured", lambda _device: None)
         assert checks.check(verdicts.TIMES, "cpu") == Finding()
-
-
-@pytest.mark.parametrize("status, is_kept", [(1, False), (-11, True)])
-def test_checks_that_crash(status, is_kept, gpu):
-    gpu["status"] = status
-    with pytest.warns(UserWarning, match=f"their check ended with status {status}: last line"):
-        assert not verdicts.verdict_on("library", 0).is_right
-    assert len(list(verdicts.folder().glob("*.json"))) == is_kept
-
-
-def test_checks_that_hang(gpu, monkeypatch):
-    def run(command, timeout, **_options):
-        raise subprocess.TimeoutExpired(command, timeout)
-
-    monkeypatch.setattr(verdicts.subprocess, "run", run)
-    for family, seconds in (("ampere", 600), ("ssm_scan bfloat16", 1200)):
-        with pytest.warns(UserWarning, match=f"did not end within {seconds} s"):
-            assert not verdicts.verdict_on(family, 0).is_right
-
-
-def test_the_process_of_a_check(tmp_path, monkeypatch):
-    monkeypatch.setattr(checks, "check", lambda family, device: Finding(3, family + device))
-    checks.run_child("library", "cuda:0", str(tmp_path / "found"))
-    assert json.loads((tmp_path / "found").read_text()) == [3, "librarycuda:0", None]
-    finding, is_lasting = verdicts._checked("nothing", "cpu")  # a real one
-    assert sys.executable and "status 1" in finding.fault and not is_lasting
 
 
 def test_what_the_environment_names(monkeypatch):

@@ -77,10 +77,10 @@ def test_what_work_raises_is_raised_and_handlers_come_back():
 def test_only_a_process_that_tells_listens():
     heard = []
     library = ModuleType("library")
-    library.guard_files, library.listen = (lambda: heard.append("guards")), (lambda *functions: heard.append(len(functions)))
+    library.guard_files, library.listen = (lambda: heard.append("guards")), (lambda line, *_: heard.append(line is not None))
     Process().add(library, tells=False)
     Process().add(library)
-    assert heard == ["guards", "guards", 3]
+    assert heard == ["guards", False, "guards", True]
 
 
 def test_lines_are_printed_whole(capfd):

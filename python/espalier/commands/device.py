@@ -2,9 +2,11 @@
 """`espalier device`."""
 
 import argparse
+import re
 from collections.abc import Sequence
 
 from .command import run_work
+from .command_line import print_whole
 from .native import print_json, print_result, run_native, texts_of
 from .parser import OUTPUT, CommandParser
 from .process import Process
@@ -20,10 +22,9 @@ When a GPU is first used, its kernels are checked against float64. Each family r
 a separate process with a time limit: attention on a dozen difficult forests, the LM
 head (head; distribution: with temperatures, softcap, scale and bias) and matrix
 products. For attention, the first of library and ampere that passed is used,
-otherwise masked. Libraries run in Python only; `python -m espalier.kernels` prints
-which of them are taken there and why. Where kernels of head failed, operators of
-LibTorch are used. Distribution and products have no alternative; a warning is printed
-if they failed. The results are stored for the GPU, driver, LibTorch and build.
+otherwise masked. `python -m espalier.kernels` prints which libraries are taken and why.
+Where kernels of head failed, operators of LibTorch are used. Distribution and products
+have no alternative; a warning is printed if they failed. The results are stored for the GPU, driver, LibTorch and build.
 ESPALIER_ATTENTION selects an implementation regardless of the results; so does
 ESPALIER_HEAD (kernels or composed).
 
@@ -35,6 +36,12 @@ train were calibrated for on this machine.
 def parser() -> CommandParser:
     """All flags."""
     made = CommandParser("device", DESCRIPTION, EPILOG)
+    made.group("Checks")
+    made.flag("requalify", "Check the kernels again, even if results are stored")
+    made.flag("check", "Check one family of kernels in this process and print its faults: for attention library, ampere or "
+                       "masked (cpu with --device cpu), or head, distribution or products", "NAME")  # fmt: skip
+    made.flag("device", "Device for --check: cpu, cuda or cuda:N", "cpu|cuda|cuda:N", device_name, words=("cpu", "cuda"),
+              default="cuda")  # fmt: skip
     made.options("device")
     made.group(OUTPUT)
     made.flag("json", "Print JSON")
@@ -42,12 +49,30 @@ def parser() -> CommandParser:
     return made
 
 
+def device_name(text: str) -> str:
+    """A reader of the device of --check."""
+    if not re.fullmatch(r"cpu|cuda|cuda:(0|[1-9]\d{0,2})", text, re.ASCII):
+        raise argparse.ArgumentTypeError(f"expected cpu, cuda or cuda:N, received `{text}`")
+    return text
+
+
 def work(arguments: argparse.Namespace, process: Process) -> int:
-    """Prints the report. Returns the exit status."""
-    status, result = run_native("device", texts_of(arguments, without=("json",)), process)
+    """Prints the report, or what the check of a family finds. Returns the exit status."""
+    if arguments.check is not None:
+        from ..kernels.report import checked  # which imports PyTorch
+
+        line, status = checked(arguments.check, arguments.device or "cuda")
+        print_whole(f"{line}\n")
+        return status
+    status, result = run_native("device", texts_of(arguments, without=("json", "requalify", "device")), process)
+    if not result["cuda"]["fault"]:
+        from ..kernels.report import verdicts_of
+
+        for index, device in enumerate(result["cuda"]["devices"]):
+            device.update(verdicts_of(index, bool(arguments.requalify)))
     if arguments.json:
         print_json(result)
-    elif result is not None:
+    else:
         print_result("device", result)
     return status
 

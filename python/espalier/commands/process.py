@@ -75,9 +75,8 @@ class Process:
         """Serves a compiled module. `tells`: whether its messages are printed."""
         messages: Any = library
         messages.guard_files()
-        if tells:
-            to = Messages()
-            messages.listen(to.line, to.update, to.end)
+        to = Messages()
+        messages.listen(*((to.line, to.update, to.end) if tells else (None, None, None)))
         self._libraries.append(library)
 
     def run(self, work: Callable[[], Result], *, handles_signals: bool = True) -> Result:

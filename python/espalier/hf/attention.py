@@ -4,8 +4,7 @@
 import functools
 import warnings
 from collections.abc import Callable
-from types import ModuleType
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -86,7 +85,7 @@ def resolved(backend: str, device: torch.device) -> str:
     """The backend that "auto" stands for on `device`, and those of libraries, which must be there; any other itself. Kernels that
     are asked for by name are checked as well, so that one that is wrong is left out."""
     if backend == "espalier" and device.type == "cuda":
-        _is_proven(_index(device))
+        libraries.is_attention_right(_index(device))
     if backend in LIBRARIES:
         _check_library(backend, device)
     elif backend != "auto":
@@ -94,9 +93,7 @@ def resolved(backend: str, device: torch.device) -> str:
     elif device.type == "cuda":
         _tell_what_is_missing(_index(device))
     has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key("espalier::tree_attention", device.type.upper())
-    is_ours = has_kernel and (device.type != "cuda" or _is_proven(_index(device)))
-    if backend == "cudnn" and not is_ours:
-        _refuse(backend, f"{device}, where the kernels that stand in for it are wrong")
+    is_ours = has_kernel and (device.type != "cuda" or libraries.is_attention_right(_index(device)))
     return "espalier" if is_ours else "flex"
 
 
@@ -108,14 +105,10 @@ def _check_library(backend: str, device: torch.device) -> None:
     is_there = functools.partial(libraries.has_operator, library) if library else libraries.has_attention
     if device.type == "cuda" and is_there(index):
         return
-    _refuse(backend, f"{device} without")
-
-
-def _refuse(backend: str, received: str) -> NoReturn:
     wanted, command = {"cudnn": ("cudnn-frontend 1.32 on a GPU of compute capability 9.0, 10.0 or 10.3", libraries.EXTRA),
                        "fla": ("flash-linear-attention 0.6 on a GPU", gated_delta.LIBRARY.command),
                        "mamba_ssm": ("mamba-ssm 2.3 on a GPU", ssm_scan.LIBRARY.command)}[backend]  # fmt: skip
-    raise Unsupported(f'backend="{backend}": expected {wanted}, which has passed its checks there, received {received}; '
+    raise Unsupported(f'backend="{backend}": expected {wanted}, which has passed its checks there, received {device} without; '
                       f"{command}, see `python -m espalier.kernels`, or leave backend out")  # fmt: skip
 
 
@@ -127,23 +120,6 @@ def _tell_what_is_missing(index: int) -> None:
 
 def _index(device: torch.device) -> int:
     return torch.cuda.current_device() if device.type == "cuda" and device.index is None else device.index or 0
-
-
-@functools.cache
-def _is_proven(device: int) -> bool:
-    """Whether our attention on this GPU is proven. Kernels prove themselves first, which takes a minute or so when a build first
-    meets a GPU: by the compiled trainer, or without it from Python."""
-    native = trainer()
-    return libraries.is_attention_right(device) if native is None else bool(native.prove_kernels(device))
-
-
-def trainer() -> ModuleType | None:
-    """The compiled trainer, which checks kernels itself; None where it is not there."""
-    try:
-        from ..native_engine import native
-    except ImportError:
-        return None
-    return native
 
 
 def as_autocast(*tensors: Tensor) -> tuple[Tensor, ...]:

@@ -1,15 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which kernels Python takes on a GPU and why: `python -m espalier.kernels`.
+"""Which kernels are taken on a GPU and why, those of libraries as well: `python -m espalier.kernels`."""
 
-The program `espalier device` has no libraries that Python has, and says what it takes itself.
-"""
+import argparse
+import sys
+from collections.abc import Sequence
 
 import torch
 
-from ..hf import attention as model_attention
-from . import attention, verdicts
-from .libraries import OPERATORS, has_attention, missing_on
+from ..errors import InputError
+from . import attention, report, verdicts
+from .libraries import OPERATORS, has_attention, is_attention_right, missing_on, own_families
 from .recurrences import Library
+from .report import text_of
 
 
 def lines_of(index: int) -> list[str]:
@@ -21,18 +23,13 @@ def lines_of(index: int) -> list[str]:
 
 
 def _of_attention(index: int) -> str:
-    taken = model_attention.resolved("auto", torch.device("cuda", index))
-    is_there = bool(attention.installed()) and attention.is_served(index)
-    if model_attention.trainer():
-        why, is_library = ["checked by the trainer: espalier device"], is_there
-    else:
-        families = ("library", "ampere")
-        why = [f"{family}: {_told(verdicts.verdict_on(family, index))}" for family in families]
-        is_library = has_attention(index)
-    if is_there and (times := verdicts.verdict_on(verdicts.TIMES, index).rates):
+    kernels = [family for family in own_families() if family in ("library", "ampere")]
+    why = [f"{family}: {text_of(verdicts.verdict_on(family, index))}" for family in kernels]
+    if attention.installed() and attention.is_served(index) and (times := verdicts.verdict_on(verdicts.TIMES, index).rates):
         why.append(f"timed: {times[0] * 1e3:.3g} and {times[1] * 1e3:.3g} ms")
-    is_library = is_library and not verdicts.is_ours_faster(index)
-    first = "FlexAttention" if taken == "flex" else attention.installed() if is_library else "ampere"
+    first = "FlexAttention"
+    if is_attention_right(index):
+        first = attention.installed() if has_attention(index) and not verdicts.is_ours_faster(index) else "ampere"
     return f"{first} ({'; '.join(why)})"
 
 
@@ -42,7 +39,7 @@ def _of_operator(library: Library, dtype: torch.dtype, index: int) -> str:
         return f"composed ({library.command} adds {library.package})"
     verdict = verdicts.verdict_on(library.family(dtype), index)
     if not verdict.is_right:
-        return f"composed ({_told(verdict)})"
+        return f"composed ({text_of(verdict)})"
     if not verdict.rates:
         return f"{name} (passed)"
     wave, wave_token, level, level_token = (f"{1e6 * rate:.3g} us" for rate in verdict.rates)
@@ -50,19 +47,29 @@ def _of_operator(library: Library, dtype: torch.dtype, index: int) -> str:
             f"{level_token} a token")  # fmt: skip
 
 
-def _told(verdict: verdicts.Finding) -> str:
-    if verdict.fault:
-        return f"FAILED: {verdict.fault}"
-    return "passed" if verdict.checks else "not for this device"
-
-
-def main() -> None:
-    """Prints the lines of every GPU."""
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Prints the lines of every GPU, or checks one family. Returns the exit status."""
+    parser = argparse.ArgumentParser(prog="python -m espalier.kernels", description=__doc__)
+    parser.add_argument("--check", metavar="NAME", help="check one family of kernels in this process")
+    parser.add_argument("--device", default="cuda", help="of --check: cpu, cuda or cuda:N (default: cuda)")
+    parser.add_argument("--requalify", action="store_true", help="check the kernels again that `espalier device` names")
+    flags = parser.parse_args(arguments)
+    if flags.check:
+        try:
+            line, status = report.checked(flags.check, flags.device)
+        except InputError as error:
+            print(f"espalier: error: {error}", file=sys.stderr)
+            return 1
+        print(line)
+        return status
     if not torch.cuda.is_available():
         print("no GPU can be used; `espalier device` says why")
     for index in range(torch.cuda.device_count()):
+        if flags.requalify:
+            report.verdicts_of(index, again=True)
         print("\n".join(lines_of(index)))
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

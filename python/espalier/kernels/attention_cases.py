@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The awkward forests of src/espalier/qualify/awkward_forests.h, and tree attention on them, its plain form and its exact one."""
+"""Awkward forests, and tree attention on them, its plain form and its exact one."""
 
+import functools
 from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
@@ -9,9 +10,12 @@ from torch import Tensor
 
 from .. import ops
 from .attention import OURS
-from .cases import OUT, Case, Results, detached, named, seconds_of
+from .cases import OUT, Case, Results, detached, deterministic, named, seconds_of
 
-HEAD_DIMS = {"library": (64, 96, 128, 256), "ampere": OURS}
+_HALF, _EVERY = (torch.bfloat16, torch.float16), (torch.float64, torch.float32, torch.bfloat16)
+# Dtypes and sizes of heads that an implementation is checked in, by its name.
+SERVED = {"library": (_HALF, (64, 96, 128, 256)), "ampere": (_HALF, OURS), "masked": (_EVERY, (40, 128)),
+          "cpu": (_EVERY, (8, 64))}  # fmt: skip
 
 Grow = Callable[["Ends"], object]
 
@@ -33,7 +37,8 @@ class Forest(NamedTuple):
     segments: tuple[int, ...] = ()
     blocks: tuple[tuple[int, ...], ...] = ()
     period: int = 0  # of keys and values in tokens
-    sharpness: float = 1.0  # factor of queries
+    # Factor of queries. Larger ones are of no use in float32, since backward computes weights from rounded scores.
+    sharpness: float = 1.0
 
 
 _CHAIN = Forest([8] * 8)
@@ -132,7 +137,7 @@ def cases(dim: int, dtype: torch.dtype, device: str) -> Iterator[Case]:
     if _is_served(dim, dtype, device):
         for number, (name, forest) in enumerate(forests().items()):
             if _is_served(dim, dtype, device, forest):
-                yield _case(name, forest, dim, number, dtype, device)
+                yield from _cases(name, forest, dim, number, dtype, device)
 
 
 def measured(device: str, tokens: int = 16384) -> tuple[float, ...] | None:
@@ -186,7 +191,8 @@ def _is_served(dim: int, dtype: torch.dtype, device: str, forest: Forest = _CHAI
     return True
 
 
-def _case(name: str, forest: Forest, dim: int, seed: int, dtype: torch.dtype, device: str) -> Case:
+def _cases(name: str, forest: Forest, dim: int, seed: int, dtype: torch.dtype, device: str) -> Iterator[Case]:
+    """Without and with deterministic algorithms, under which gradients have the same bits in each run as well."""
     generator = torch.Generator().manual_seed(seed + 1)
     tokens, heads, key_heads = len(forest.subtree_end), 4, 2 if seed % 2 == 0 else 4
 
@@ -199,20 +205,42 @@ def _case(name: str, forest: Forest, dim: int, seed: int, dtype: torch.dtype, de
     inputs += [normal(size, key_heads) for _ in range(2) for size in forest.segments]
     grad, (ends, blocks) = normal(tokens, heads), _on_cpu(forest)
 
-    def results(function: Callable[..., Tensor], place: str, kind: torch.dtype) -> Results:
-        leaves = [each.to(place, kind).requires_grad_() for each in inputs]
+    def results(function: Callable[..., list[Tensor]], place: str, kind: torch.dtype) -> Results:
+        moved = [each.to(place, kind) for each in inputs]
         count = len(forest.segments)
-        out = function(*leaves[:3], ends.to(place), context_k=leaves[3:3 + count], context_v=leaves[3 + count:],
-                       context_blocks=blocks)  # fmt: skip
-        gradients = torch.autograd.grad(out, leaves, grad.to(out))
+        out, *gradients = function(*moved[:3], ends.to(place), moved[3:3 + count], moved[3 + count:], blocks,
+                                   grad.to(place, kind))  # fmt: skip
         found = {OUT: out, **{f"gradient of {name}": gradient for name, gradient in zip("qkv", gradients)}}
         if count:
             found["gradient of context keys"] = torch.cat(gradients[3:3 + count])
             found["gradient of context values"] = torch.cat(gradients[3 + count:])
         return detached(found)
 
-    return Case(name, lambda: results(ops.tree_attention, device, dtype), lambda: results(dense, device, dtype),
-                lambda: results(dense, device, torch.float64))  # fmt: skip
+    def ours(is_deterministic: bool) -> Results:
+        with deterministic(is_deterministic):
+            return results(_by_operator, device, dtype)
+
+    exact = functools.cache(lambda: results(_by_dense, "cpu", torch.float64))
+    plain = exact if dtype == torch.float64 else functools.cache(lambda: results(_by_dense, device, dtype))
+    yield Case(name, lambda: ours(False), plain, exact)
+    yield Case(f"{name} with deterministic algorithms", lambda: ours(True), plain, exact, same_bits=None)
+
+
+@torch.no_grad()
+def _by_operator(q: Tensor, k: Tensor, v: Tensor, ends: Tensor, context_k: list[Tensor], context_v: list[Tensor],
+                 blocks: Tensor, grad: Tensor) -> list[Tensor]:  # fmt: skip
+    """[out, the gradients of q, k, v, context_k and context_v], all computed in this thread, whose outputs may be guarded."""
+    forest = ends, q.shape[-1] ** -0.5, context_k, context_v, blocks
+    out, lse = torch.ops.espalier.tree_attention(q, k, v, *forest)
+    *own, keys, values = torch.ops.espalier.tree_attention_backward(grad, q, k, v, ends, out, lse, *forest[1:])
+    return [out, *own, *keys, *values]
+
+
+def _by_dense(q: Tensor, k: Tensor, v: Tensor, ends: Tensor, context_k: list[Tensor], context_v: list[Tensor],
+              blocks: Tensor, grad: Tensor) -> list[Tensor]:  # fmt: skip
+    leaves = [each.requires_grad_() for each in (q, k, v, *context_k, *context_v)]
+    out = dense(q, k, v, ends, context_k=context_k, context_v=context_v, context_blocks=blocks)
+    return [out, *torch.autograd.grad(out, leaves, grad)]
 
 
 def dense(q: Tensor, k: Tensor, v: Tensor, subtree_end: Tensor, *, context_k: list[Tensor], context_v: list[Tensor],

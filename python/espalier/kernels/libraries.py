@@ -1,10 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which libraries of kernels are there on a GPU, and right, and which could be."""
+"""Which kernels are there on a GPU, and right, and which libraries could be."""
 
-from .. import ops
+import functools
+import json
+import os
+
+import torch
+
 from . import attention, causal_conv, gated_delta, ssm_scan
 from .recurrences import EXTRA, Library
-from .verdicts import verdict_on
+from .verdicts import ATTENTION, OWN, verdict_on, verdicts_on
 
 OPERATORS = (gated_delta.LIBRARY, ssm_scan.LIBRARY, causal_conv.LIBRARY)  # those of operators other than attention
 
@@ -29,10 +34,23 @@ def missing_on(index: int) -> str:
     return f"{EXTRA} adds {' and '.join(lacking)}" if lacking else ""
 
 
+def own_families() -> list[str]:
+    """What the compiled trainer and the operators choose by: kernels of Espalier, and the library of attention where it is
+    installed."""
+    return [family for family in OWN if family != "library" or attention.installed()]
+
+
+def verdicts_for_trainer(index: int) -> str:
+    """The verdicts on a CUDA device, kept or new, as the compiled trainer reads them (src/espalier/measure/kernel_verdicts.h)."""
+    findings = verdicts_on(own_families(), index)
+    return json.dumps({"verdicts": {family: finding._asdict() for family, finding in findings.items()}})
+
+
+@functools.cache
 def is_attention_right(index: int) -> bool:
-    """Whether the attention that ops.tree_attention takes by itself on this CUDA device is right. A library that is not is
-    taken no more."""
-    library, own = (verdict_on(family, index) for family in ("library", "ampere"))
-    if library.fault and (registered := ops._registered.pop("attention", None)):
-        registered._destroy()
-    return not own.fault and (own.checks > 0 or library.is_right)
+    """Whether some attention is right on this CUDA device that is more than chunks of queries with a mask. From then on,
+    operators outside of engines take the kernels that are right there, and no others."""
+    is_right = {family: verdict_on(family, index).is_right for family in own_families()}
+    own = [family for family in ATTENTION if is_right.get(family)]
+    torch.ops.espalier_judge.take_kernels(own, is_right["head"])
+    return (os.environ.get("ESPALIER_ATTENTION") or (own or ["masked"])[0]) != "masked"

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from .. import ops
 from . import causal_conv, gated_delta, ssm_scan
-from .cases import OUT, Case, Results, detached, named, seconds_of
+from .cases import OUT, Case, Results, detached, error_of_sum, named, seconds_of
 from .recurrences import VARIABLE, Rates, Recurrence
 from .waves import Waves
 
@@ -85,9 +85,12 @@ def case(operator: str, name: str, before: list[int], shape: tuple[int, float], 
         input_gradients = {f"gradient of {name}": gradient for name, gradient in zip(leaves, gradients)}
         return detached(dict(zip(layer.grads, outs)) | input_gradients)
 
+    names = [*layer.grads, *(f"gradient of {name}" for name in layer.inputs)]
+    floors = dict.fromkeys(names, torch.finfo(dtype).eps / 4)  # sums as well are of numbers in the dtype
+    long_sum = error_of_sum(len(before))  # which libraries add up in any order
+    floors.update({f"gradient of {name}": max(long_sum, torch.finfo(dtype).eps / 4) for name in layer.shared})
     return Case(name, lambda: results(problem.ours, device, None), lambda: results(problem.plain(dtype), "cpu", None),
-                lambda: results(problem.plain(torch.float64), "cpu", torch.float64),
-                {f"gradient of {name}": len(before) for name in layer.shared})  # fmt: skip
+                lambda: results(problem.plain(torch.float64), "cpu", torch.float64), floors=floors)  # fmt: skip
 
 
 def _normal(generator: torch.Generator, *shape: int) -> Tensor:

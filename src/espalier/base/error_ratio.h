@@ -17,14 +17,10 @@
 #include <cmath>
 #include <cstdint>
 #include <limits>
-#include <string>
-
-#include <fmt/format.h>
 
 namespace espalier {
 
 inline constexpr double kMaxErrorRatio = 2;
-inline constexpr int64_t kMinPooledValues = 256;
 
 /// Half the distance from 1 to the next number.
 inline constexpr double kFloat32Roundoff = 0x1p-24, kFloat16Roundoff = 0x1p-11, kBFloat16Roundoff = 0x1p-8;
@@ -67,20 +63,6 @@ inline double error_ratio(const SquaredErrors& errors, const ErrorFloor& floor) 
   const double ours = std::max(std::sqrt(errors.ours), least);
   const double plain = std::max(std::sqrt(errors.plain), least);
   return ours == plain ? 1 : ours / plain;
-}
-
-/// What is wrong by the rule, which too few values are as well; empty: nothing.
-inline std::string error_fault(const SquaredErrors& errors, const ErrorFloor& floor) {
-  if (errors.num_values < kMinPooledValues) {
-    return fmt::format("expected at least {} values to judge an error by, received {}", kMinPooledValues,
-                       errors.num_values);
-  }
-  const double ratio = error_ratio(errors, floor);
-  if (ratio <= kMaxErrorRatio) return "";
-  const double size = errors.exact > 0 ? std::sqrt(errors.exact) : 1;
-  return fmt::format(
-      "expected an error of at most {:g} times the plain form's, received {:.3g} times: {:.3g} beside {:.3g}",
-      kMaxErrorRatio, ratio, std::sqrt(errors.ours) / size, std::sqrt(errors.plain) / size);
 }
 
 }  // namespace espalier

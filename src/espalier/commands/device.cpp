@@ -1,10 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// espalier device: the CPU and GPUs of this machine and the kernels that run on them.
+// espalier device: the CPU and GPUs of this machine. Python adds the verdicts on kernels.
 #include <ATen/Parallel.h>
 #include <torch/version.h>
-
-#include <memory>
-#include <string_view>
 
 #include <nlohmann/json.hpp>
 
@@ -13,9 +10,8 @@
 #include "espalier/commands/command.h"
 #include "espalier/measure/calibrate.h"
 #include "espalier/measure/device_options.h"
-#include "espalier/measure/kernel_check.h"
 #include "espalier/measure/product_decision.h"
-#include "espalier/ops/kernel_choice.h"
+#include "espalier/ops/kernels/cpu/instruction_set.h"
 #include "espalier/runtime/cuda_software.h"
 #include "espalier/runtime/device.h"
 
@@ -42,19 +38,6 @@ Json cpu_json() {
           {"chosen_by", products.reason},     {"rates", rates_json(device_name(at::kCPU), /*is_cpu=*/true)}};
 }
 
-/// Results of the kernel checks by family: those of attention, or all others.
-Json verdict_json(const std::vector<qualify::Verdict>& verdicts, bool is_attention) {
-  Json json = Json::object();
-  for (const qualify::Verdict& verdict : verdicts) {
-    if (attention_kind_named(verdict.family).has_value() != is_attention) continue;
-    json[verdict.family] = !verdict.served         ? "not for this device"
-                           : verdict.fault.empty() ? "passed"
-                           : verdict.lasting       ? "FAILED: " + verdict.fault
-                                                   : "not checked: " + verdict.fault;
-  }
-  return json;
-}
-
 Json device_json(const CudaDevice& device, int index) {
   return {{"device", fmt::format("cuda:{}", index)},
           {"name", device.name},
@@ -68,19 +51,11 @@ Json or_null(const std::string& text) {
   return text.empty() ? Json() : Json(text);
 }
 
-Json cuda_json(const CudaDriver& driver, const LibTorchCuda& torch, bool again) {
+Json cuda_json(const CudaDriver& driver, const LibTorchCuda& torch) {
   const std::string fault = cuda_fault(driver, torch);
   Json devices = Json::array();
   for (size_t i = 0; i < driver.devices.size(); ++i) {
     devices.push_back(device_json(driver.devices[i], static_cast<int>(i)));
-    if (!fault.empty()) continue;
-    const std::vector<qualify::Verdict> verdicts = kernel_verdicts(driver, torch, static_cast<int>(i), again);
-    devices.back()["attention"] = verdict_json(verdicts, /*is_attention=*/true);
-    devices.back()["operators"] = verdict_json(verdicts, /*is_attention=*/false);
-    CudaKernels kernels = with_environment(proven_kernels(verdicts, "", 0).kernels);
-    kernels.attention.push_back(AttentionKind::kMasked);
-    devices.back()["taken"] = {
-        {"attention", to_string(kernels.named_attention.value_or(kernels.attention.front()))}};
   }
   return {{"libtorch", TORCH_VERSION},
           {"libtorch_cuda", torch.found ? Json(torch.version.empty() ? "unknown" : torch.version) : Json()},
@@ -92,36 +67,19 @@ Json cuda_json(const CudaDriver& driver, const LibTorchCuda& torch, bool again) 
           {"devices", std::move(devices)}};
 }
 
-struct DeviceArguments {
-  bool requalify = false;
-  std::string check, device = "cuda", finding;
-};
-
-Result run_device(const DeviceArguments& flags) {
-  if (!flags.check.empty()) return {.status = run_check(flags.check, flags.device, flags.finding)};
+Result report() {
   const CudaDriver driver = cuda_driver();
   const LibTorchCuda torch = libtorch_cuda();
   return {{{"cpu", cpu_json()},
-           {"cuda", cuda_json(driver, torch, flags.requalify)},
+           {"cuda", cuda_json(driver, torch)},
            {"auto", automatic_device(driver, torch).device.str()}}};
 }
 
 }  // namespace
 
 Command device_command(const Caller&) {
-  const auto flags = std::make_shared<DeviceArguments>();
-  Command command{.run = [flags](const OptionList&) { return run_device(*flags); }};
-  OptionList& list = command.options;
-  list.group("Checks");
-  list.add("requalify", &flags->requalify, "Check the kernels again, even if results are stored");
-  list.add("check", &flags->check,
-           "Check one family of kernels in this process and print its faults: for attention library, ampere "
-           "or masked (cpu with --device cpu), or head, distribution or products",
-           {.shown = "NAME"});
-  list.add("device", &flags->device, "Device for --check: cpu, cuda or cuda:N",
-           {.shown = "cpu|cuda|cuda:N", .check = parse_device});
-  list.add("finding", &flags->finding, "File for the result of --check", {.hidden = true});
-  add_threads(&list);
+  Command command{.run = [](const OptionList&) { return report(); }};
+  add_threads(&command.options);
   return command;
 }
 

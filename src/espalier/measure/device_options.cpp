@@ -5,7 +5,7 @@
 
 #include "espalier/base/messages.h"
 #include "espalier/measure/calibrate.h"
-#include "espalier/measure/kernel_check.h"
+#include "espalier/measure/kernel_verdicts.h"
 #include "espalier/measure/product_decision.h"
 #include "espalier/runtime/cuda_software.h"
 #include "espalier/runtime/device.h"
@@ -25,7 +25,7 @@ at::Device chosen_device(const std::string& name) {
 Machine DeviceOptions::open(const Group& group) const {
   Machine machine{.device = chosen_device(device)};
   if (machine.device.is_cuda()) {
-    machine.kernels.cuda = with_environment(prove_kernels(machine.device.index()));
+    machine.kernels.cuda = with_environment(proven_kernels_on(machine.device.index()));
   }
   open_device(machine.device, deterministic);
   if (machine.device.is_cpu()) {

@@ -4,11 +4,11 @@
 #include <torch/version.h>
 
 /// Checked before the file is loaded (python/espalier/ops.py): the LibTorch version that this was compiled
-/// with, and the version of the schemas below, which must be incremented here and there with every change. A
-/// separate section is found without reading the whole file.
+/// with, and the version of the schemas below and in judge.cpp, which must be incremented here and there with
+/// every change. A separate section is found without reading the whole file.
 extern "C"
     [[gnu::used, gnu::visibility("default"), gnu::section(".espalier")]] const char espalier_ops_built_for[] =
-        "ESPALIER_OPS_TORCH=" TORCH_VERSION ";ESPALIER_OPS_SCHEMAS=3;";
+        "ESPALIER_OPS_TORCH=" TORCH_VERSION ";ESPALIER_OPS_SCHEMAS=4;";
 
 TORCH_LIBRARY(espalier, m) {
   // Python module with fake kernels of operators that read arguments on the host.

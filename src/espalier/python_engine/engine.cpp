@@ -8,9 +8,7 @@
 #include "espalier/base/mapped_file_guard.h"
 #include "espalier/distributed/process_group.h"
 #include "espalier/engine/share.h"
-#include "espalier/measure/kernel_check.h"
 #include "espalier/objective/custom.h"
-#include "espalier/ops/attention/cuda.h"
 #include "espalier/python_engine/state.h"
 #include "espalier/sample/distributions.h"
 #include "espalier/train/optimizer/diagnosis.h"
@@ -55,28 +53,6 @@ fs::path plain_path(const fs::path& folder) {
 }
 
 }  // namespace
-
-void check_kernels_by(const std::vector<std::string>& command) {
-  espalier::check_kernels_by(
-      [command](const std::string& family, const std::string& device, const fs::path& finding) {
-        std::vector<std::string> words = command;
-        words.insert(words.end(), {family, device, finding.string()});
-        return words;
-      });
-}
-
-void check_kernels(const std::string& family, const std::string& device, const fs::path& finding) {
-  plainly([&] { return run_check(family, device, finding); });
-}
-
-bool prove_kernels(int index) {
-  return plainly([&] {
-    constexpr int64_t kHeadDim = 128;
-    set_default_cuda_kernels(espalier::prove_kernels(index));
-    return attention_kind({.dtype = at::kBFloat16, .head_dim = kHeadDim, .device = index}) !=
-           AttentionKind::kMasked;
-  });
-}
 
 Engine::Engine(const fs::path& model, const NamedTexts& options, const std::string& process_group,
                bool only_adapters)

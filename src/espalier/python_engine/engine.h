@@ -60,16 +60,6 @@ std::string engine_options_json();
 std::string objective_options_json();
 std::string sampling_options_json();
 
-/// Sets the command with which engines on a GPU check its kernels (measure/kernel_check.h). Three arguments
-/// are appended: family, device, file; the process must call check_kernels with them.
-void check_kernels_by(const std::vector<std::string>& command);
-void check_kernels(const std::string& family, const std::string& device,
-                   const std::filesystem::path& finding);
-
-/// Checks the kernels of the CUDA device of this index, once. Returns whether bfloat16 attention has another
-/// implementation than the masked one there.
-bool prove_kernels(int index);
-
 /// An adapter of an Engine: matrices, gradients, optimiser state. Of the Engine that made it; null: none.
 struct Trained;
 struct EngineAdapter {

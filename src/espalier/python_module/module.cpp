@@ -18,6 +18,7 @@
 #include "espalier/commands/plan_of_model.h"
 #include "espalier/data/trajectories.h"
 #include "espalier/distributed/process_group.h"
+#include "espalier/measure/kernel_verdicts.h"
 #include "espalier/model/init.h"
 #include "espalier/model/weights/tensor_bytes.h"
 #include "espalier/objective/signal.h"
@@ -297,16 +298,8 @@ NB_MODULE(_engine, module) {
   espalier::python::translate_errors();
   bind_engine(module);
   module.def(
-      "check_kernels_by", &check_kernels_by, nanobind::arg("command"),
-      "Engines on a GPU check its kernels first, by processes of `command` FAMILY DEVICE FILE, which call "
-      "check_kernels.");
-  module.def("check_kernels", &check_kernels, nanobind::arg("family"), nanobind::arg("device"),
-             nanobind::arg("finding"), nanobind::call_guard<Interruptible>(),
-             "Checks one family of kernels in this process and writes what it finds into the file.");
-  module.def(
-      "prove_kernels", &prove_kernels, nanobind::arg("index"), nanobind::call_guard<Interruptible>(),
-      "Does so for the CUDA device of this index, once. Returns whether attention in bfloat16 is more than "
-      "the masked form there.");
+      "judge_kernels_by", &espalier::judge_kernels_by, nanobind::arg("judge"),
+      "Engines on a GPU ask this for the verdicts on its kernels, a JSON text, by the index of the device.");
   module.def("init_model", &init_model, nanobind::arg("config"), nanobind::arg("out"), nanobind::arg("seed"),
              nanobind::arg("dtype"), nanobind::arg("files"), nanobind::arg("least_tokens"),
              nanobind::call_guard<nanobind::gil_scoped_release>(),
