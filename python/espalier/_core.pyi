@@ -775,7 +775,7 @@ class RowsReport:
 def inspect(trajectories: Trajectories, offsets: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None, texts: bytes = ...) -> RowsReport:
     """Implements espalier.inspect: offsets int64 [V + 1]."""
 
-def run_command(name: str, options: Sequence[tuple[str, str]], caller: object) -> tuple[int, str]:
+def run_command(name: str, options: Sequence[tuple[str, bytes]], caller: object) -> tuple[int, str]:
     """
     Runs inspect, plan or synth with options, pairs of name and text. Returns the exit status and what there is to print, as JSON.
     """
@@ -783,7 +783,7 @@ def run_command(name: str, options: Sequence[tuple[str, str]], caller: object) -
 def describe_command(name: str) -> str:
     """Its options, as JSON."""
 
-def check_options(name: str, options: Sequence[tuple[str, str]]) -> None:
+def check_options(name: str, options: Sequence[tuple[str, bytes]]) -> None:
     """
     Raises UsageError for options that the command lacks, and values that they cannot have.
     """

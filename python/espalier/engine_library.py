@@ -63,6 +63,6 @@ def _load_torch_libraries() -> None:
     if spec is None or spec.origin is None:
         return
     folder = Path(spec.origin).parent / "lib"
-    for library in ("libtorch_global_deps.so", "libtorch.so"):
+    for library in ("libc10.so", "libtorch_cpu.so"):  # the trainer loads those of CUDA where a GPU is used
         if (folder / library).is_file():
-            ctypes.CDLL(str(folder / library), mode=ctypes.RTLD_GLOBAL)
+            ctypes.CDLL(str(folder / library))

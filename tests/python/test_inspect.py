@@ -356,14 +356,3 @@ def test_a_failing_run_leaves_the_page_that_was_there(espalier, tmp_path):
     failed = espalier("inspect", "--data", data, "--html", tmp_path / "no/such/page.html", check=False)
     read, error = failed.stderr.splitlines()
     assert failed.returncode == 1 and read.startswith(f"{data}: 1 trajectory") and "no/such" in error
-
-
-def test_a_python_that_fails_leaves_the_page_that_was_there(espalier, tmp_path):
-    out, data = tmp_path / "page.html", tmp_path / "rows.jsonl"
-    out.write_text("precious")
-    data.write_text('{"input_ids": [1, 2]}\n')
-    for python, words in [("/bin/false", "inspect: /bin/false ended with the status"),
-                          ("/none/python3", "inspect: cannot start /none/python3: No such file or directory; set ESPALIER_PYTHON to")]:
-        failed = espalier("inspect", "--data", data, "--html", out, check=False, variables={"ESPALIER_PYTHON": python})
-        assert (failed.returncode, failed.stdout) == (1, "") and words in failed.stderr, failed
-        assert out.read_text() == "precious" and sorted(tmp_path.iterdir()) == [out, data]

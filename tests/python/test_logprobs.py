@@ -79,7 +79,7 @@ def test_flags_come_from_a_file_too(espalier, model, data, tmp_path):
     refused = {"topk = 3\n": (1, "unknown key `topk`: expected a flag of `espalier logprobs` (see --help); did you mean --top-k?"),
                "top_k = [3]\n": (1, "key `top_k`: expected one value, received a list"),
                'top_k = "many"\n': (2, "--top-k: expected a whole number of at least 0, received many"),
-               "top_k = \n": (1, "flags.toml: "),
+               "top_k = \n": (1, "flags.toml:1: "),
                'entropies = "yes"\n': (1, "expected true or false, received yes"),
                "limit = 1979-05-27\n": (1, "key `limit`: expected text, a number, true or false")}  # fmt: skip
     for text, (status, words) in refused.items():

@@ -29,7 +29,7 @@ def texts(words, command=train):
     """What the library gets, lists as lists."""
     found = {}
     for name, text in texts_of(command.parser().parse(words)):
-        found.setdefault(name, []).append(text)
+        found.setdefault(name, []).append(text.decode())
     return {name: each if len(each) > 1 else each[0] for name, each in found.items()}
 
 
@@ -136,7 +136,7 @@ def test_the_library_checks_values(words, message):
         core.check_options("plan", texts_of(plan.parser().parse(words)))
     assert str(raised.value) == message
     with pytest.raises(UsageError, match="unknown option lr"):
-        core.check_options("plan", [("lr", "1")])
+        core.check_options("plan", [("lr", b"1")])
 
 
 def test_a_command_of_python_has_the_same_checks():

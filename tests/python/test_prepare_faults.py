@@ -162,7 +162,7 @@ BAD_ROWS = {
     "infinite reward": (b'{"messages": [{"role": "assistant"}], "reward": 1e999}', "expected a finite number"),
     "arguments that are deep JSON": (OBJECT_CALL, "the template takes the arguments of a tool call as an object"),
     "terminal codes": ({"messages": [USER, {"role": "\x1b[2J\x9b31m\u202e"}]}, "at least one message with role assistant"),
-    "a key with terminal codes": (b'{"\\u001b]0;title\\u0007": 1, "\\u001b]0;title\\u0007": 2}', "\\x1b]0;title\\x07"),
+    "a key with terminal codes": (b'{"\\u001b]0;title\\u0007": 1, "\\u001b]0;title\\u0007": 2}', "\\x1B]0;title\\x07"),
 }
 
 
@@ -253,7 +253,7 @@ BAD_MODELS = {
                                      "expected a chat template in Jinja, received: line 1"),
     "no template": (configured(chat_template=None), "expected a tokenizer with a chat template"),
     "a template that prints terminal codes": (
-        configured(chat_template="{{ raise_exception('\x1b]0;x\x07') }}"), "\\x1b]0;x\\x07"),
+        configured(chat_template="{{ raise_exception('\x1b]0;x\x07') }}"), "\\x1B]0;x\\x07"),
 }
 
 
@@ -393,7 +393,7 @@ def test_an_error_of_the_program_is_one_line_and_a_traceback_where_asked_for(pre
     monkeypatch.delenv("ESPALIER_TRACEBACK", raising=False)
     assert prepare("native", [CHAT]) == (1, None)
     error = capsys.readouterr().err
-    assert error.splitlines()[-1] == ("espalier: error: internal error: TypeError: \\x1b[31mwhat is this "
+    assert error.splitlines()[-1] == ("espalier: error: internal error: TypeError: \\x1B[31mwhat is this "
                                       "(ESPALIER_TRACEBACK=1 shows where)")
     assert "Traceback" not in error and "\x1b" not in error
     monkeypatch.setenv("ESPALIER_TRACEBACK", "1")
@@ -406,11 +406,11 @@ def test_names_of_files_do_not_reach_the_terminal_raw(models, tmp_path, capsys):
     chats.write_text("{}\n")
     assert main(["--model", str(models["native"]), str(chats), "-o", str(tmp_path / "r.jsonl")]) == 1
     error = capsys.readouterr().err
-    assert "\x1b" not in error and "a\\x1b[2J b.jsonl:1: " in error
+    assert "\x1b" not in error and "a\\x1B[2J b.jsonl:1: " in error
     with pytest.raises(SystemExit):
         main(["--model", str(models["native"]), str(chats) + "\x1b]0;x\x07", "-o", str(tmp_path / "r.jsonl")])
     error = capsys.readouterr().err
-    assert "\x1b" not in error and "\\x1b]0;x\\x07" in error
+    assert "\x1b" not in error and "\\x1B]0;x\\x07" in error
 
 
 def test_bytes_of_file_names_that_are_no_text_do_not_reach_the_rows(models, tmp_path):
@@ -457,7 +457,7 @@ def test_output_that_cannot_be_written_is_an_error(models, tmp_path):
     (["--template-timeout", "nan"], "expected seconds from 0 to 1000000, received 'nan'"),
     (["--pre-turn"], "unknown flag --pre-turn of `espalier prepare`; did you mean --per-turn?"),
     (["--model", "some-org/some-model"], "which `hf download some-org/some-model --local-dir some-model` downloads"),
-    (["--max-row-bytes", "0"], "expected a whole number above 0"),
+    (["--max-row-bytes", "0"], "expected a size such as 8GiB or 500MB"),
     (["--limit", "9" * 5000], "--limit"),
 ])  # fmt: skip
 def test_wrong_arguments(models, tmp_path, capsys, flags, words):

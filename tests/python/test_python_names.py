@@ -15,10 +15,10 @@ from espalier.native import core
 
 def test_options():
     with pytest.raises(espalier.InputError) as raised:
-        core.check_options("plan", [("token-budget", "-1")])
+        core.check_options("plan", [("token-budget", b"-1")])
     assert str(raised.value) == "token_budget: expected a whole number of at least 0, received -1"
     in_command = "from espalier import errors; errors.IN_COMMAND = True; from espalier.native import core; "
-    code = in_command + "core.check_options('plan', [('token-budget', '-1')])"
+    code = in_command + "core.check_options('plan', [('token-budget', b'-1')])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True,
                           env={**os.environ, "PYTHONPATH": str(REPOSITORY / "python")})  # fmt: skip
     assert done.stderr.endswith("--token-budget: expected a whole number of at least 0, received -1\n"), done.stderr

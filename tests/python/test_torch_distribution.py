@@ -139,7 +139,7 @@ for name in ("ops", "native_engine"):
 def test_what_fits_is_taken(package, tmp_path):
     folder, _ = package
     done = python(tmp_path, "-m", "espalier", "train", "--steps", "1")
-    assert done.returncode == 0 and done.stdout == f"{folder}/_engine.py train [('steps', '1')]\n", done
+    assert done.returncode == 0 and done.stdout == f"{folder}/_engine.py train [('steps', b'1')]\n", done
     done = python(tmp_path, "-c", OPS)
     assert done.returncode == 0 and done.stdout.strip() == str(folder / "libespalier_ops.so"), done.stderr
 

@@ -57,7 +57,7 @@ def start(folder, job, rank, port):
     os.dup2(output, 2)
     status = 1
     try:
-        command.main(job["arguments"][rank], "espalier of a test")
+        command.main(job["arguments"][rank])
     except SystemExit as end:
         status = end.code
     os._exit(status)

@@ -5,12 +5,13 @@ import contextlib
 import re
 import sys
 
+from ..page.text import visible
+
 
 def printable(text):
-    """`text` on one line. Control characters, and others that show nothing themselves (such as those that turn the
-    direction of writing), come out escaped, because input must not be able to steer the terminal."""
-    text = re.sub(r"\s*\n\s*", " ", text)
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
+    """`text` on one line. Characters that show nothing themselves, such as those that steer a terminal or turn the direction of
+    writing, come out escaped."""
+    return visible(re.sub(r"\s*\n\s*", " ", text)).replace("\t", "\\t")
 
 
 def clipped(text, limit=300):

@@ -2,6 +2,7 @@
 """`espalier inspect`. Files that are no rows are converted first, to a temporary folder."""
 
 import argparse
+import os
 import re
 import tempfile
 from collections.abc import Sequence
@@ -50,8 +51,8 @@ def _inspect(words: Sequence[str]) -> None:
             rows = Path(folder) / "rows.safetensors"
             _convert(arguments, files, rows)
             kept = [(name, text) for name, text in texts if name in ("model", "html")]
-            converted = [("converted-from", str(file)) for file in files]
-            result = _report([("data", str(rows)), *kept, *converted], process)
+            converted = [("converted-from", os.fsencode(file)) for file in files]
+            result = _report([("data", os.fsencode(rows)), *kept, *converted], process)
     else:
         result = _report(texts, process)
     has_model = arguments.model is not None
@@ -74,7 +75,7 @@ def _needs_conversion(files: Sequence[Path], arguments: argparse.Namespace) -> b
     return bool(raw)
 
 
-def _report(texts: Sequence[tuple[str, str]], process: Process) -> dict[str, Any]:
+def _report(texts: Sequence[tuple[str, bytes]], process: Process) -> dict[str, Any]:
     """Signals raise, so that the temporary folder is removed."""
     result: dict[str, Any] = process.run(lambda: run_native("inspect", texts, process)[1], handles_signals=False)
     return result

@@ -3,6 +3,7 @@
 
 import argparse
 import json
+import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -45,18 +46,18 @@ class Ranks:
         self.group, self.split, self.is_first = group, split, is_first
 
 
-def texts_of(arguments: argparse.Namespace, *, without: Sequence[str] = ()) -> list[tuple[str, str]]:
-    """The values of flags as pairs of name and text; those that are not there are left out, as are --config and those of
+def texts_of(arguments: argparse.Namespace, *, without: Sequence[str] = ()) -> list[tuple[str, bytes]]:
+    """The values of flags as pairs of name and text, in the encoding of file names; those that are not there are left out, as are --config and those of
     `without`, which are no options of the library."""
     texts = []
     for name, value in vars(arguments).items():
         if value is not None and name not in ("config", *without):
-            texts += [(name.replace("_", "-"), "true" if each is True else each)
+            texts += [(name.replace("_", "-"), b"true" if each is True else os.fsencode(str(each)))
                       for each in (value if isinstance(value, list) else [value])]  # fmt: skip
     return texts
 
 
-def run_native(name: str, texts: Sequence[tuple[str, str]], process: Process, ranks: Ranks | None = None) -> tuple[int, Any]:
+def run_native(name: str, texts: Sequence[tuple[str, bytes]], process: Process, ranks: Ranks | None = None) -> tuple[int, Any]:
     """Runs a command of C++.
 
     Args:
@@ -81,7 +82,7 @@ def run_native(name: str, texts: Sequence[tuple[str, str]], process: Process, ra
         raise with_advice(error) from None
 
 
-def _run(name: str, texts: Sequence[tuple[str, str]], process: Process, ranks: Ranks | None) -> tuple[int, Any]:
+def _run(name: str, texts: Sequence[tuple[str, bytes]], process: Process, ranks: Ranks | None) -> tuple[int, Any]:
     tells = ranks is None or ranks.is_first
     status: int
     if name in WITHOUT_TORCH and not (name == "plan" and dict(texts).get("model")):

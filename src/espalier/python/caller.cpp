@@ -79,6 +79,12 @@ Caller caller_of(nb::handle object) {
   return caller;
 }
 
+NamedTexts texts_of(const NamedBytes& options) {
+  NamedTexts texts;
+  for (const auto& [name, text] : options) texts.emplace_back(name, std::string(text.c_str(), text.size()));
+  return texts;
+}
+
 std::string text_of(const nlohmann::ordered_json& json) {
   return json.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace);
 }

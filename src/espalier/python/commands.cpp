@@ -34,12 +34,13 @@ Command command_of(const std::string& name, const Caller& caller) {
   return commands::synth_command(caller);
 }
 
-std::pair<int, std::string> run_command(const std::string& name, const NamedTexts& options,
+std::pair<int, std::string> run_command(const std::string& name, const NamedBytes& options,
                                         nb::handle caller_object) {
   const Caller caller = caller_of(caller_object);
+  const NamedTexts texts = texts_of(options);
   const Interruptible guard;
   try {
-    const commands::Result result = command_of(name, caller)(options);
+    const commands::Result result = command_of(name, caller)(texts);
     return {result.status, text_of(result.json)};
   } catch (const std::bad_alloc&) {
     throw std::runtime_error(out_of_memory_text());
@@ -68,7 +69,7 @@ void bind_commands(nb::module_& module) {
       "Its options, as JSON.");
   module.def(
       "check_options",
-      [](const std::string& name, const NamedTexts& options) { command_of(name, {}).set(options); },
+      [](const std::string& name, const NamedBytes& options) { command_of(name, {}).set(texts_of(options)); },
       nb::arg("name"), nb::arg("options"),
       "Raises UsageError for options that the command lacks, and values that they cannot have.");
   module.def("build", &build, "Properties of this build. Raises InputError if ESPALIER_CPU names an "

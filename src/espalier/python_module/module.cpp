@@ -125,14 +125,16 @@ std::pair<int, std::string> run_with(const std::string& name, const NamedTexts& 
   return {result.status, python::text_of(result.json)};
 }
 
-std::pair<int, std::string> run_command(const std::string& name, const NamedTexts& options, nb::handle caller,
+std::pair<int, std::string> run_command(const std::string& name, const python::NamedBytes& options,
+                                        nb::handle caller,
                                         commands::StopRequest* stop, const std::string& group,
                                         const std::function<std::string(int64_t ranks)>& split_ranks) {
   commands::Caller called = python::caller_of(caller);
   called.stop = stop;
+  const NamedTexts texts = python::texts_of(options);
   const Interruptible guard;
   try {
-    return run_with(name, options, std::move(called), {group, split_ranks});
+    return run_with(name, texts, std::move(called), {group, split_ranks});
   } catch (const nb::python_error&) {
     throw;
   } catch (const InputError&) {
