@@ -18,6 +18,7 @@ CPP = re.compile(r'\b(?:ESPALIER_CHECK|TORCH_CHECK|log_line|explained)\(|\bthrow
 LISTED = re.compile(r"\b(?:warnings|lines)\.push_back\(")  # in the sources of the warnings about data
 LISTS = ("signal.cpp", "data_summary.cpp")
 FRAME = re.compile(r"espalier: |error: |warning:|note: |\(see --help\)|\{.*?\}")  # around the words of a message
+NAMED = re.compile(r"named\(((?:[^()]|\(\))*)\)")  # an option (base/option_names.h)
 LITERAL = re.compile(r'"((?:[^"\\\n]|\\.)*)"')
 
 
@@ -74,31 +75,72 @@ def cpp_messages(path):
             end += 1
             if depth == 0:
                 break
-        literals = list(LITERAL.finditer(source, at, end))
+        if text := _text_of_call(source[at + 1 : end - 1]):
+            yield source.count("\n", 0, match.start()) + 1, text
+
+
+def _arguments_of_call(call):
+    """The arguments, split at the commas between them."""
+    arguments, begin, depth, at = [], 0, 0, 0
+    while at < len(call):
+        if literal := LITERAL.match(call, at):
+            at = literal.end()
+            continue
+        depth += {"(": 1, "{": 1, "[": 1, ")": -1, "}": -1, "]": -1}.get(call[at], 0)
+        if call[at] == "," and depth == 0:
+            arguments.append(call[begin:at])
+            begin = at + 1
+        at += 1
+    return [argument.strip() for argument in (*arguments, call[begin:])]
+
+
+def _text_of_call(call):
+    """The words of all arguments; options that are named stand as flags in place of their placeholders."""
+    arguments = _arguments_of_call(call)
+    first = next((number for number, each in enumerate(arguments) if each.startswith('"')), len(arguments))
+    values = iter(arguments[first + 1 :])
+
+    def value_of(placeholder):
+        option = NAMED.fullmatch(next(values, ""))
+        return f"--{' '.join(LITERAL.findall(option[1])) or '...'}" if option else placeholder[0]
+
+    texts = []
+    for number, argument in enumerate(arguments):
+        literals = list(LITERAL.finditer(argument))
         text = ""
         for literal, before in zip(literals, [None, *literals]):
-            joined = before is not None and not source[before.end() : literal.start()].strip()
+            joined = before is not None and not argument[before.end() : literal.start()].strip()
             text += ("" if before is None or joined else "...") + literal[1]
-        if text:
-            yield source.count("\n", 0, match.start()) + 1, text
+        if number == first:
+            text = re.sub(r"(?<!\{)\{[^{}]*\}(?!\})", value_of, text)
+        if text and not NAMED.fullmatch(argument):
+            texts.append(text)
+    return "...".join(texts)
+
+
+def shell_messages(path):
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
+        for text in re.findall(r'echo "([^"]*)"', line):
+            yield number, re.sub(r"\$\w+", "...", text)
 
 
 def messages(paths):
     found = []
     for path in paths:
-        read = python_messages if path.suffix == ".py" else cpp_messages
+        read = {".py": python_messages, ".in": shell_messages}.get(path.suffix, cpp_messages)
         name = path.relative_to(ROOT) if path.is_relative_to(ROOT) else path
         found += [Message(f"{name}:{line}", tidy(text)) for line, text in read(path) if re.search(r"[a-z]{3}", FRAME.sub("", text))]
     return found
 
 
 def sources():
-    folders = ("cli", "train", "engine", "data", "config", "model", "objective", "plan", "runtime", "sample", "measure", "verify",
+    folders = ("commands", "train", "engine", "data", "config", "model", "objective", "plan", "runtime", "sample", "measure", "verify",
                "base", "tree", "inspect", "distributed", "python", "python_engine",
                "python_module")  # fmt: skip
     for folder in folders:
         yield from sorted(path for path in (ROOT / "src/espalier" / folder).rglob("*") if path.suffix in (".cpp", ".h"))
     yield from sorted((ROOT / "python/espalier").rglob("*.py"))
+    yield ROOT / "cmake/espalier.in"
 
 
 if __name__ == "__main__":

@@ -54,8 +54,9 @@ def hiding(*folders, moved=()):
 def test_the_program_runs_from_elsewhere(prefix, tmp_path):
     done = run(prefix / "bin/espalier", "--version", cwd=tmp_path)
     assert done.returncode == 0 and done.stdout.startswith("espalier "), done.stderr
-    libraries = run("ldd", prefix / "bin/espalier", cwd=tmp_path).stdout
-    assert str((prefix / "lib/libespalier_ops.so").resolve()) in libraries.replace("/bin/../", "/"), libraries
+    (engine,) = (prefix / "share/espalier/python/espalier").glob("_engine*.so")
+    libraries = run("ldd", engine, cwd=tmp_path).stdout
+    assert str((prefix / "lib/libespalier_ops.so").resolve()) in libraries.replace("/share/espalier/python/espalier/../../../../", "/"), libraries
     assert "not found" not in libraries and str(REPOSITORY / "build") not in libraries
 
 
@@ -159,7 +160,7 @@ def test_prepare_uses_the_installed_python_package(prefix, tmp_path):
     finally:
         shutil.move(tmp_path / "espalier", package)
     assert done.returncode == 1
-    assert done.stderr == f"espalier: error: expected Espalier's Python package in {package.parent}, found none\n"
+    assert done.stderr == f"espalier: error: expected Espalier's Python package in {prefix}/bin/../share/espalier/python, found none\n"
 
 
 def test_python_loads_the_installed_ops(prefix, tmp_path):

@@ -81,7 +81,7 @@ def test_flags_come_from_a_file_too(espalier, model, data, tmp_path):
                'top_k = "many"\n': (2, "--top-k: expected a whole number of at least 0, received many"),
                "top_k = \n": (1, "flags.toml:1: "),
                'entropies = "yes"\n': (1, "expected true or false, received yes"),
-               "limit = 1979-05-27\n": (1, "key `limit`: expected text, a number, true or false")}  # fmt: skip
+               "limit = 1979-05-27\n": (1, "key `limit`: expected text, a number, true, false or a list")}  # fmt: skip
     for text, (status, words) in refused.items():
         config.write_text(text)
         failed = espalier("logprobs", "--config", config, "--model", model, "--data", data, "-o", tmp_path / "none", check=False)

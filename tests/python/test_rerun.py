@@ -85,11 +85,11 @@ def changed_program(folder):
 
 
 @pytest.mark.parametrize("change, words", [
-    (changed_rows, "espalier: error: the data's input_ids are not those that the run was trained on"),
-    (fewer_rows, "espalier: error: the run was on 6 trajectories with 54 tokens, the data has 5 with 45"),
-    (changed_held_out_rows, "espalier: error: the rows of --eval-data have changed"),
-    (changed_weights, "espalier: error: the run began with other files in --model"),
-    (changed_config, "espalier: error: the run has another model: rms_norm_eps is "),
+    (changed_rows, "rerun: the data's input_ids are not those that the run was trained on"),
+    (fewer_rows, "rerun: the run was on 6 trajectories with 54 tokens, the data has 5 with 45"),
+    (changed_held_out_rows, "rerun: the rows of --eval-data have changed"),
+    (changed_weights, "rerun: the run began with other files in --model"),
+    (changed_config, "rerun: the run has another model: rms_norm_eps is "),
     (changed_program, 'espalier: error: the run was made by a program with "commit: 0123456789ab", this one has "commit: '),
 ])  # fmt: skip
 def test_what_has_changed_is_named_before_anything_is_trained(mine, change, words):
@@ -116,7 +116,7 @@ def test_a_run_of_a_mix_is_repeated_from_its_own_copy(mine):
     same_checkpoint(checkpoint(mine / "moved", 2), checkpoint(mine / "again", 2))
     write_rows(mine / "held.jsonl", rows_of(3, seed=4))
     failed = run_in(mine, "rerun", "moved", "--out", "third", check=False)
-    assert failed.returncode == 1 and "espalier: error: the data's input_ids" in failed.stderr, failed.stderr
+    assert failed.returncode == 1 and "rerun: the data's input_ids" in failed.stderr, failed.stderr
 
 
 def test_a_folder_without_a_record_is_refused(mine):

@@ -94,7 +94,7 @@ def prepare_process(*_):
     pass
 
 
-guard_files = listen = remove_temporaries = prepare_process
+guard_files = judge_kernels_by = listen = remove_temporaries = prepare_process
 
 
 def run_command(name, options, *_):

@@ -24,8 +24,8 @@ head (head; distribution: with temperatures, softcap, scale and bias) and matrix
 products. For attention, the first of library and ampere that passed is used,
 otherwise masked. `python -m espalier.kernels` prints which libraries are taken and why.
 Where kernels of head failed, operators of LibTorch are used. Distribution and products
-have no alternative; a warning is printed if they failed. The results are stored for the GPU, driver, LibTorch and build.
-ESPALIER_ATTENTION selects an implementation regardless of the results; so does
+have no alternative; a warning is printed if they failed. The results are stored for
+the GPU, driver, LibTorch and build. ESPALIER_ATTENTION selects an implementation regardless of the results; so does
 ESPALIER_HEAD (kernels or composed).
 
 Measured rates are FLOP/s of forward and backward, for each model size that plan and

@@ -11,7 +11,7 @@ from typing import Any
 
 from ..errors import InputError
 from ..native import core
-from ..rows.advice import kind_of_data
+from ..rows.advice import needs_conversion
 from .command import run_command
 from .command_line import byte_count, print_whole
 from .console import printable
@@ -64,8 +64,7 @@ def _inspect(words: Sequence[str]) -> None:
 def _needs_conversion(files: Sequence[Path], arguments: argparse.Namespace) -> bool:
     """Whether `espalier prepare` has to convert the files first. Raises InputError where it has to convert only some of them."""
     most = byte_count(arguments.max_row_bytes or core.MAX_ROW_BYTES)
-    kinds = {file: kind_of_data(file, most, skips=bool(arguments.skip_bad_rows)) for file in files}
-    raw = [file for file, kind in kinds.items() if kind and kind.name != "rows"]
+    raw = [file for file in files if needs_conversion(file, most, skips=bool(arguments.skip_bad_rows))]
     rows = [file for file in files if file not in raw]
     if raw and rows:
         raise InputError("--data: expected files of rows, or files that are converted to rows, received both: "

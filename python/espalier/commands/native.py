@@ -47,13 +47,13 @@ class Ranks:
 
 
 def texts_of(arguments: argparse.Namespace, *, without: Sequence[str] = ()) -> list[tuple[str, bytes]]:
-    """The values of flags as pairs of name and text, in the encoding of file names; those that are not there are left out, as are --config and those of
-    `without`, which are no options of the library."""
+    """The values of flags as pairs of name and text, in the encoding of file names. Those that are not there are left out, as are
+    --config and those of `without`, which are no options of the library."""
     texts = []
     for name, value in vars(arguments).items():
         if value is not None and name not in ("config", *without):
-            texts += [(name.replace("_", "-"), b"true" if each is True else os.fsencode(str(each)))
-                      for each in (value if isinstance(value, list) else [value])]  # fmt: skip
+            parts = value if isinstance(value, list) else [value]
+            texts += [(name.replace("_", "-"), b"true" if part is True else os.fsencode(str(part))) for part in parts]
     return texts
 
 

@@ -14,22 +14,42 @@ _MOST_BYTES = 256 << 20
 _PLACE = re.compile(r"(?:source [^:]*: )?(?P<file>.+?)(?::\d+)?: (?=field |expected )")
 
 
-def kind_of_data(path: Path, max_row_bytes: int = _MOST_BYTES, *, skips: bool = False) -> Any:
-    """The format of a file's records (espalier.io.formats); None for packed rows, what is no file, and what nothing reads.
+def needs_conversion(path: Path, max_row_bytes: int, *, skips: bool = False) -> bool:
+    """Whether a file has records that only `espalier prepare` reads: it is Parquet or one JSON document, or its first record has
+    no token ids, or has them in batches. False for standard input, and for what nothing reads.
 
     Args:
         path: The file.
         max_row_bytes: Bytes of a record at most.
         skips: Whether records that cannot be read are passed over.
     """
-    if path.suffix == ".safetensors" or not path.is_file():
-        return None
-    from ..io.importing import kind_of_file
+    if path.suffix == ".safetensors" or str(path) == "/dev/stdin" or not path.is_file():
+        return False
+    from ..io.sources import LineChunk, chunks_of, is_parquet
 
     try:
-        return kind_of_file(path, argparse.Namespace(format=None, max_row_bytes=max_row_bytes, skip_bad_rows=skips))
-    except (InputError, BadRow, OSError):
-        return None
+        if is_parquet(path):
+            return True
+        for chunk in chunks_of(path, max_row_bytes, lambda fraction: None):
+            if not isinstance(chunk, LineChunk):
+                return True
+            for _, record in chunk.records():
+                if not isinstance(record, BadRow):
+                    return not _is_row(record)
+                if not skips:
+                    return False
+    except (InputError, OSError):
+        pass
+    return False
+
+
+def _is_row(record: dict[str, Any]) -> bool:
+    """Whether a record has token ids as a row has them. A batch has lists of them, and one of verl has padding."""
+    if "input_ids" not in record:
+        return False
+    ids = record["input_ids"]
+    is_batch = isinstance(ids, list) and len(ids) > 0 and isinstance(ids[0], list)
+    return not is_batch and not ("responses" in record and {"attention_mask", "response_mask"} & record.keys())
 
 
 def with_advice(error: InputError) -> InputError:
@@ -50,9 +70,15 @@ def with_advice(error: InputError) -> InputError:
         return better
     except OSError:
         return error
-    kind = kind_of_data(path)
+    from ..io.importing import kind_of_file
+
+    try:
+        kind = kind_of_file(path, argparse.Namespace(format=None, max_row_bytes=_MOST_BYTES, skip_bad_rows=False))
+    except (InputError, OSError):
+        return error
     if kind is None or kind.name == "rows":
         return error
     command = f"espalier {'import' if kind.rows else 'prepare --model DIR'} {shlex.quote(str(path))} -o rows.jsonl"
     begin = text[: place.start("file")] if place else ""
-    return InputError(f"{begin}{path}: expected rows with `input_ids`, received {kind.name} ({kind.fields}): run `{command}` first")
+    return InputError(f"{begin}{path}: expected rows with `input_ids`, received {kind.name} ({kind.fields}): run `{command}` "
+                      "first")  # fmt: skip

@@ -7,9 +7,7 @@ namespace espalier::commands {
 
 void Command::set(const NamedTexts& texts) {
   try {
-    for (const auto& [name, text] : texts) {
-      ESPALIER_CHECK(options.find(name) != nullptr, "unknown option {}", name);
-    }
+    for (const auto& [name, text] : texts) ESPALIER_ASSERT(options.find(name) != nullptr);
     options.set(texts);
   } catch (const InputError& error) {
     throw UsageError(error.what());

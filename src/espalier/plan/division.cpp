@@ -69,7 +69,7 @@ double pair_cost(const TimeModel& model) {
 
 TokenDivision::TokenDivision(const Layout& layout, int64_t ranks, double pair_cost, Sharding sharding)
     : ranges_by_rank_(std::max<int64_t>(0, ranks)) {
-  ESPALIER_CHECK(ranks >= 1, "ranks: expected at least one, received {}", ranks);
+  ESPALIER_ASSERT(ranks >= 1);
   const int64_t most = sharding == Sharding::kContiguous ? 1 : kRangesOfRank;  // ranges of a rank
   std::vector<int64_t> begins =
       range_begins(layout, amounts_before(layout, pair_cost, sharding), most * ranks);

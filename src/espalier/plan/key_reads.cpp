@@ -108,9 +108,7 @@ void set_blocks(const std::vector<VisibleKeys>& read, int64_t rank, int64_t own_
 
 KeyReads key_reads(const DividedMicroBatch& batch, int64_t rank, int64_t window, int64_t chunk) {
   ESPALIER_CHECK(rank >= 0 && rank < batch.ranks, "rank: expected one of {}, received {}", batch.ranks, rank);
-  ESPALIER_CHECK(batch.layout.num_tokens() == batch.own.ranges().back().end,
-                 "layout: expected that of the micro-batch, of {} tokens, received one of {}",
-                 batch.own.ranges().back().end, batch.layout.num_tokens());
+  ESPALIER_ASSERT(batch.layout.num_tokens() == batch.own.ranges().back().end);
   const AllKeys all = all_keys(batch);
   KeyReads reads{.send = std::vector<int64_t>(batch.ranks), .receive = std::vector<int64_t>(batch.ranks)};
   reads.picks.resize(all.own_source + 1);
