@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include "espalier/base/check.h"
+#include "espalier/base/messages.h"
 #include "espalier/runtime/cuda_software.h"
 
 namespace espalier::testing {
@@ -28,9 +29,11 @@ TEST(DeviceOptions, AutoIsTheFirstGpuThatCanBeUsedOrTheCpu) {
   command.list.set({{"device", "auto"}});
   EXPECT_EQ(command.list.at("device").kept(), "auto");
   if (cuda_driver().found) GTEST_SKIP() << "there may be a GPU";
-  ::testing::internal::CaptureStderr();
+  std::string said;
+  listen({.line = [&](const std::string& text) { said += text; }});
   EXPECT_EQ(command.options.open().device, at::Device(at::kCPU));
-  EXPECT_TRUE(::testing::internal::GetCapturedStderr().starts_with("espalier: --device auto: cpu ("));
+  listen({});
+  EXPECT_TRUE(said.starts_with("espalier: --device auto: cpu (")) << said;
 }
 
 TEST(DeviceOptions, OtherWordsAreRefused) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "espalier/base/option_names.h"
 #include "espalier/base/options.h"
+#include "espalier/base/option_names.h"
 
 #include <fmt/ranges.h>
 
@@ -192,10 +192,10 @@ void Option::set(std::vector<std::string> texts) {
     if (traits_.then) traits_.then();
   } catch (const InputError& error) {
     const std::string_view fault = error.what();
-    throw InputError(
-        fault.starts_with(named(name_) + ": ") ? std::string(fault)
-        : fault.starts_with(name_ + ": ")      ? named(name_) + std::string(fault.substr(name_.size()))
-                                               : fmt::format("{}: {}", named(name_), fault));
+    throw InputError(fault.starts_with(named(name_) + ": ") ? std::string(fault)
+                     : fault.starts_with(name_ + ": ")
+                         ? named(name_) + std::string(fault.substr(name_.size()))
+                         : fmt::format("{}: {}", named(name_), fault));
   }
   given_ = std::move(texts);
 }

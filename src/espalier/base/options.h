@@ -52,8 +52,8 @@ struct OptionTraits {
   PathKind path = PathKind::kNone;
   std::string group{};  // replaces the list's current group
   bool required = false;
-  bool hidden = false;        // from help
-  bool has_commas = false;    // a comma-separated list
+  bool hidden = false;      // from help
+  bool has_commas = false;  // a comma-separated list
   bool shows_default = true;
   std::string derived{};    // describes a default that depends on other options; runs store the actual value
   std::string excludes{};   // the name of an option that cannot be combined with it

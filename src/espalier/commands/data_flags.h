@@ -24,8 +24,8 @@ struct DataUse {
   int64_t vocab_size = 0;               // ids must be below it; 0: any
   int64_t max_position_embeddings = 0;  // longer trajectories get a warning; 0: any length
   int64_t num_layers = 0;
-  RouterShape routers;                        // recorded routes must match it
-  std::string objective{};                    // its name; "": none, which uses all known fields
+  RouterShape routers;      // recorded routes must match it
+  std::string objective{};  // its name; "": none, which uses all known fields
   /// Whether the objective uses a field of the rows (data_fields in objective/objective.h).
   std::function<bool(Field)> reads{};
   /// What makes the gradient weaker than one may expect, a line each (objective/signal.h).

@@ -77,8 +77,7 @@ std::string summary_line(const std::string& name, const ReadReport& report, cons
   if (reads_old_logprobs(use) && fields.rows_with(Field::kLogprobs) == 0)
     line += "; no logprobs: the ratio is 1 (on-policy)";
   const std::vector<std::string> unused = field_names(fields, use, false);
-  if (!unused.empty())
-    line += fmt::format("; not used by {}: {}", use.objective, fmt::join(unused, ", "));
+  if (!unused.empty()) line += fmt::format("; not used by {}: {}", use.objective, fmt::join(unused, ", "));
   if (!fields.ignored.empty()) line += "; ignored: " + ignored_names(fields, false);
   return line;
 }

@@ -23,8 +23,8 @@ struct MixFlags {
 
   void add(OptionList* list);
 
-  /// Throws UsageError if there is neither --data nor --mix; InputError if --mix is combined with --data or with flags of the objective, which belong in its
-  /// tables.
+  /// Throws UsageError if there is neither --data nor --mix; InputError if --mix is combined with --data or
+  /// with flags of the objective, which belong in its tables.
   void check(const OptionList& list, const DataFlags& data) const;
 
   /// Reads the files of every source like DataFlags::read. Throws InputError "FILE:LINE: source NAME: ..."

@@ -122,7 +122,8 @@ void check_lora_options(const LoraOptions& options) {
                  named("lora-rank"), options.rank);
   ESPALIER_CHECK(options.alpha > 0 && std::isfinite(options.alpha),
                  "{}: expected a finite number above 0, received {}", named("lora-alpha"), options.alpha);
-  ESPALIER_CHECK(!options.targets.empty(), "{}: expected names of linear maps, received none", named("lora-targets"));
+  ESPALIER_CHECK(!options.targets.empty(), "{}: expected names of linear maps, received none",
+                 named("lora-targets"));
 }
 
 std::vector<LinearMap> adaptable_maps(const ModelSpec& spec) {

@@ -221,8 +221,7 @@ const TrajectoryRow& LineParser::parse(std::string_view line) {
 void LineParser::throw_without_ids(std::string_view line) {
   std::vector<std::string_view> names;
   for (const auto [key, value] : parse_object(line)) names.push_back(key);
-  throw_field("input_ids", "a list of token ids",
-              row_.has_seen_ids() ? "null" : without_ids(names));
+  throw_field("input_ids", "a list of token ids", row_.has_seen_ids() ? "null" : without_ids(names));
 }
 
 void LineParser::keep(const TrajectoryRow& row) {
@@ -248,9 +247,10 @@ void append_jsonl(const std::filesystem::path& path, const ReadOptions& options,
   const std::string file = path.string();
   // If bad rows are errors, the rest of a line that is too long is not read.
   constexpr int64_t kMostPassedOver = int64_t{1} << 34;
-  ESPALIER_CHECK(!std::filesystem::is_directory(path),
-                 "{}: expected a file of trajectories, received a folder; name its files, such as '{}/*.jsonl'",
-                 file, file);
+  ESPALIER_CHECK(
+      !std::filesystem::is_directory(path),
+      "{}: expected a file of trajectories, received a folder; name its files, such as '{}/*.jsonl'", file,
+      file);
   LineReader lines(path, options.max_line_bytes, options.skip_bad_rows ? kMostPassedOver : 0);
   RowReport rows(options, report);
   LineParser parser(options.vocab_size, &rows.fields());

@@ -131,7 +131,8 @@ class RowIndex {
       note(fmt::format(
           "warning: {}: rows that take more than {} stay in memory, because {} cannot be written: {}; give "
           "{}",
-          paths_.front().string(), memory(), path_.string(), system_message(errno), named("row-cache", "DIR")));
+          paths_.front().string(), memory(), path_.string(), system_message(errno),
+          named("row-cache", "DIR")));
       return {};
     }
     // Where a file system has no locks, several processes may write; the last one wins.

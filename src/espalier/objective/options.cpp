@@ -158,7 +158,8 @@ void check_ranges(const ObjectiveOptions& options) {
   add_objective_options(&copy, &list);
   list.check();
   ESPALIER_CHECK(options.normalize_constant > 0 && std::isfinite(options.normalize_constant),
-                 "{}: expected a finite number above 0, received {}", named("normalize"), options.normalize_constant);
+                 "{}: expected a finite number above 0, received {}", named("normalize"),
+                 options.normalize_constant);
   ESPALIER_CHECK(options.dual_clip == 0 ||
                      (options.dual_clip > 1 + options.clip_high && std::isfinite(options.dual_clip)),
                  "{}: expected 0 (off) or a finite number above 1 + {}, {}, received {}", named("dual-clip"),
@@ -312,11 +313,10 @@ void check_objective_options(const ObjectiveOptions& options) {
   ESPALIER_CHECK(options.ref_topk == RefTopk::kNone || options.kind == ObjectiveKind::kOpd,
                  "{}: expected objective opd, received {}", named("ref-topk"), name);
   const bool is_policy = is_policy_gradient(options.kind);
-  ESPALIER_CHECK(is_policy || options.kl_coef == 0,
-                 "{}: expected an objective with advantages, received {}", named("kl-coef"), name);
+  ESPALIER_CHECK(is_policy || options.kl_coef == 0, "{}: expected an objective with advantages, received {}",
+                 named("kl-coef"), name);
   ESPALIER_CHECK(is_policy || options.importance_weights == ImportanceWeights::kNone,
-                 "{}: expected an objective with advantages, received {}", named("importance-weights"),
-                 name);
+                 "{}: expected an objective with advantages, received {}", named("importance-weights"), name);
   ESPALIER_CHECK(!is_policy || is_group_baseline(options.baseline) || !options.scale_rewards,
                  "{}: expected {} or leave-one-out, received {}", named("scale-rewards", "group"),
                  named("baseline", "mean"), word_of(kBaselines, options.baseline));

@@ -239,11 +239,10 @@ void check_options(const Forest& forest, const PlanOptions& options) {
   ESPALIER_CHECK(cuts || options.checkpoint_activations != CheckpointActivations::kPiece,
                  "{}: expected {} or auto, received {}", named("checkpoint-activations", "piece"),
                  named("strategy", "partition"), to_string(options.strategy));
-  ESPALIER_CHECK(
-      !options.offload_context || options.checkpoint_activations == CheckpointActivations::kPiece,
-      "{}: expected {} (otherwise activations contain the context anyway), received {}",
-      named("offload-context"), named("checkpoint-activations", "piece"),
-      to_string(options.checkpoint_activations));
+  ESPALIER_CHECK(!options.offload_context || options.checkpoint_activations == CheckpointActivations::kPiece,
+                 "{}: expected {} (otherwise activations contain the context anyway), received {}",
+                 named("offload-context"), named("checkpoint-activations", "piece"),
+                 to_string(options.checkpoint_activations));
   if (!cuts && options.token_budget > 0) check_token_budget(forest, options.token_budget);
 }
 

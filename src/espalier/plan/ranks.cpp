@@ -383,9 +383,8 @@ RankPlan distribute(const Forest& forest, int64_t num_ranks, const TimeModel& mo
                     double seconds_per_token) {
   check_ranks(num_ranks);
   ESPALIER_CHECK(context_parallel == 0 || (context_parallel > 0 && num_ranks % context_parallel == 0),
-                 "{}: expected a divisor of {} {}, or 0, received {}",
-                 named("context-parallel"), named("ranks"), num_ranks,
-                 context_parallel);
+                 "{}: expected a divisor of {} {}, or 0, received {}", named("context-parallel"),
+                 named("ranks"), num_ranks, context_parallel);
   RankPlan best;
   for (int64_t together = 1; together <= num_ranks; ++together) {
     if (num_ranks % together != 0 || (context_parallel != 0 && together != context_parallel)) continue;

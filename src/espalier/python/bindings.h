@@ -9,8 +9,9 @@
 
 namespace espalier::python {
 
-/// Translates InputError and UsageError to those of espalier.errors, and InternalError to RuntimeError. From now
-/// on messages name options as arguments, unless this process runs a command (espalier.errors.IN_COMMAND).
+/// Translates InputError and UsageError to those of espalier.errors, and InternalError to RuntimeError. From
+/// now on messages name options as arguments, unless this process runs a command
+/// (espalier.errors.IN_COMMAND).
 void translate_errors();
 
 /// Throws the exception of a Python signal handler, such as KeyboardInterrupt. Acquires the GIL, so long work

@@ -52,10 +52,9 @@ void listen_from_python(const nb::object& line, const nb::object& progress, cons
   // Messages may come from any thread until the process ends, so these are never freed.
   const auto* functions = new std::array<nb::object, 3>{line, progress, end};
   listen({.line = [functions](const std::string& text) { notify((*functions)[0], text); },
-          .progress =
-              [functions](const std::string& work, double fraction, const std::string& detail) {
-                notify((*functions)[1], work, fraction, detail);
-              },
+          .progress = [functions](
+                          const std::string& work, double fraction,
+                          const std::string& detail) { notify((*functions)[1], work, fraction, detail); },
           .end = [functions] { notify((*functions)[2]); }});
 }
 

@@ -65,14 +65,15 @@ void bind_commands(nb::module_& module) {
              "what there is to print, as JSON.");
   module.def(
       "describe_command",
-      [](const std::string& name) { return text_of(command_of(name, {}).options.description()); }, nb::arg("name"),
-      "Its options, as JSON.");
+      [](const std::string& name) { return text_of(command_of(name, {}).options.description()); },
+      nb::arg("name"), "Its options, as JSON.");
   module.def(
       "check_options",
       [](const std::string& name, const NamedBytes& options) { command_of(name, {}).set(texts_of(options)); },
       nb::arg("name"), nb::arg("options"),
       "Raises UsageError for options that the command lacks, and values that they cannot have.");
-  module.def("build", &build, "Properties of this build. Raises InputError if ESPALIER_CPU names an "
+  module.def("build", &build,
+             "Properties of this build. Raises InputError if ESPALIER_CPU names an "
              "instruction set that this machine lacks.");
   bind_process(module);
 }

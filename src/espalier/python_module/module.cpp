@@ -126,8 +126,8 @@ std::pair<int, std::string> run_with(const std::string& name, const NamedTexts& 
 }
 
 std::pair<int, std::string> run_command(const std::string& name, const python::NamedBytes& options,
-                                        nb::handle caller,
-                                        commands::StopRequest* stop, const std::string& group,
+                                        nb::handle caller, commands::StopRequest* stop,
+                                        const std::string& group,
                                         const std::function<std::string(int64_t ranks)>& split_ranks) {
   commands::Caller called = python::caller_of(caller);
   called.stop = stop;
@@ -154,11 +154,12 @@ void bind_commands(nb::module_& module) {
           "step", [](const commands::StopRequest& self) { return self.step.load(); },
           "-1: the process may end at once. 0: there is no step to save. Otherwise that which is finished "
           "first.");
-  module.def("run_command", &run_command, nb::arg("name"), nb::arg("options"), nb::arg("caller"),
-             nb::arg("stop").none(), nb::arg("process_group"), nb::arg("split_ranks"),
-             "Runs a command with options, pairs of name and text. Returns the exit status and what there is "
-             "to print, as JSON. process_group: the name of that whose ranks divide the work; \"\": none. "
-             "split_ranks: makes groups of so many successive ranks, and gives the name of that of this rank.");
+  module.def(
+      "run_command", &run_command, nb::arg("name"), nb::arg("options"), nb::arg("caller"),
+      nb::arg("stop").none(), nb::arg("process_group"), nb::arg("split_ranks"),
+      "Runs a command with options, pairs of name and text. Returns the exit status and what there is "
+      "to print, as JSON. process_group: the name of that whose ranks divide the work; \"\": none. "
+      "split_ranks: makes groups of so many successive ranks, and gives the name of that of this rank.");
   module.def(
       "describe_command",
       [](const std::string& name) { return python::text_of(command_of(name, {}).options.description()); },

@@ -44,8 +44,8 @@ void load_libtorch_cuda(at::Device device) {
 void check_libtorch_version(at::Device device) {
   constexpr int kMinor = 11;
   ESPALIER_CHECK(TORCH_VERSION_MAJOR > 2 || (TORCH_VERSION_MAJOR == 2 && TORCH_VERSION_MINOR >= kMinor),
-                 "{} {}: expected a build with LibTorch 2.{} or later, received one with {}",
-                 named("device"), device.str(), kMinor, TORCH_VERSION);
+                 "{} {}: expected a build with LibTorch 2.{} or later, received one with {}", named("device"),
+                 device.str(), kMinor, TORCH_VERSION);
 }
 
 // cuBLAS reads its environment variable when it starts.
@@ -106,8 +106,7 @@ void open_device(at::Device device, bool deterministic) {
   load_libtorch_cuda(device);
   const c10::impl::VirtualGuardImpl cuda(at::kCUDA);
   const int visible = cuda.deviceCount();
-  ESPALIER_CHECK(visible > 0,
-                 "{} {}: no CUDA device is visible (see nvidia-smi and CUDA_VISIBLE_DEVICES)",
+  ESPALIER_CHECK(visible > 0, "{} {}: no CUDA device is visible (see nvidia-smi and CUDA_VISIBLE_DEVICES)",
                  named("device"), device.str());
   ESPALIER_CHECK(device.index() < visible, "{}: expected an index from 0 to {}, received cuda:{}",
                  named("device"), visible - 1, static_cast<int>(device.index()));

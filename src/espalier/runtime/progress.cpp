@@ -34,10 +34,9 @@ std::string out_of_memory_text() {
         "out of memory while {}: use fewer trajectories ({}), or packed .safetensors, which stay on disk",
         current_work, named("limit"));
   }
-  return fmt::format(
-      "out of memory{}: give a smaller {}, {} or {}, or {}",
-      current_work.empty() ? "" : " in " + current_work, named("memory-budget"), named("token-budget"),
-      named("batch-size"), named("checkpoint-activations", "layer"));
+  return fmt::format("out of memory{}: give a smaller {}, {} or {}, or {}",
+                     current_work.empty() ? "" : " in " + current_work, named("memory-budget"),
+                     named("token-budget"), named("batch-size"), named("checkpoint-activations", "layer"));
 }
 
 Progress::Progress(const std::string& label) : label_(printable(label)) {

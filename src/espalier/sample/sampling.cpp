@@ -108,8 +108,8 @@ void Sampling::check(const Decoder& decoder, int64_t row, int64_t prompt_size, c
                  options.max_new_tokens);
   for (const int32_t id : options.stop_ids) {
     ESPALIER_CHECK(0 <= id && id < decoder.vocab_size(),
-                   "{}: expected ids below the vocabulary size {}, received {}", named("stop-id"), decoder.vocab_size(),
-                   id);
+                   "{}: expected ids below the vocabulary size {}, received {}", named("stop-id"),
+                   decoder.vocab_size(), id);
   }
   TokenChooser{options.choice};  // throws if an option is out of range
 }

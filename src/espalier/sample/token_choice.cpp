@@ -14,8 +14,8 @@ TokenChooser::TokenChooser(const TokenChoiceOptions& options) : options_(options
   ESPALIER_CHECK(std::isfinite(options.temperature) && options.temperature >= 0,
                  "{}: expected 0 or more, received {}", named("temperature"), options.temperature);
   ESPALIER_CHECK(options.top_k >= 0, "{}: expected 0 or more, received {}", named("top-k"), options.top_k);
-  ESPALIER_CHECK(options.top_p > 0 && options.top_p <= 1,
-                 "{}: expected above 0 and at most 1, received {}", named("top-p"), options.top_p);
+  ESPALIER_CHECK(options.top_p > 0 && options.top_p <= 1, "{}: expected above 0 and at most 1, received {}",
+                 named("top-p"), options.top_p);
 }
 
 template <class Scalar>

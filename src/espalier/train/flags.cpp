@@ -22,17 +22,15 @@ void LoraFlags::add(OptionList* list) {
 }
 
 std::optional<LoraOptions> LoraFlags::options() const {
-  ESPALIER_CHECK(
-      lora.rank == 0 || adapter.empty(),
-      "{} {}: cannot be combined with {}, because the adapter has a rank; received {}", named("adapter"),
-      adapter, named("lora-rank"), lora.rank);
+  ESPALIER_CHECK(lora.rank == 0 || adapter.empty(),
+                 "{} {}: cannot be combined with {}, because the adapter has a rank; received {}",
+                 named("adapter"), adapter, named("lora-rank"), lora.rank);
   const bool names_targets = lora.targets != std::vector<std::string>{kAllLinear};
   const char* alone = lora.alpha != 0 ? "lora-alpha"
                       : lora.rslora   ? "lora-rslora"
                       : names_targets ? "lora-targets"
                                       : nullptr;
-  ESPALIER_CHECK(lora.rank > 0 || alone == nullptr, "{}: requires {}", named(alone),
-                 named("lora-rank"));
+  ESPALIER_CHECK(lora.rank > 0 || alone == nullptr, "{}: requires {}", named(alone), named("lora-rank"));
   if (lora.rank == 0) return std::nullopt;
   LoraOptions options = lora;
   if (options.alpha == 0) options.alpha = static_cast<double>(options.rank);

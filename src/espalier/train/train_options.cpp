@@ -153,10 +153,8 @@ void check_train_options(const TrainOptions& options) {
                  "--publish-command: requires --publish DIR");
   // Each step multiplies weights by 1 - rate * weight_decay; below -1 they would diverge.
   const double rate = options.learning_rate;
-  ESPALIER_CHECK(rate * options.optimizer.weight_decay <= 1,
-                 "{}: expected at most 1 / {}, {:g}, received {}", named("weight-decay"),
-                 named("learning-rate"), 1 / rate,
-                 options.optimizer.weight_decay);
+  ESPALIER_CHECK(rate * options.optimizer.weight_decay <= 1, "{}: expected at most 1 / {}, {:g}, received {}",
+                 named("weight-decay"), named("learning-rate"), 1 / rate, options.optimizer.weight_decay);
   check_objective_options(options.objective);
   if (!options.mix.empty()) check_mix(options.mix);
 }
