@@ -15,7 +15,7 @@ from .errors import InputError
 
 
 def load(name: str) -> ModuleType:
-    """espalier._engine of a clone or a prefix, else that of espalier-torch, for the command `name`.
+    """The compiled trainer, for messages of the command `name`: espalier._engine beside this file, else that of espalier-torch.
 
     Raises:
         InputError: It is not there, or does not fit PyTorch.
@@ -27,7 +27,7 @@ def load(name: str) -> ModuleType:
 
 
 def find() -> ModuleType:
-    """The same. Raises ImportError."""
+    """The compiled trainer. Raises ImportError where it is not there, or does not fit PyTorch."""
     if importlib.util.find_spec("espalier._engine"):
         return _loaded("espalier._engine")
     folder = torch_package.find()
@@ -47,7 +47,8 @@ def _loaded(name: str) -> ModuleType:
 
 
 def _say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
+    if sys.stderr:
+        print(text, file=sys.stderr, flush=True)
 
 
 def _verdicts(index: int) -> str:
@@ -65,4 +66,7 @@ def _load_torch_libraries() -> None:
     folder = Path(spec.origin).parent / "lib"
     for library in ("libc10.so", "libtorch_cpu.so"):  # the trainer loads those of CUDA where a GPU is used
         if (folder / library).is_file():
-            ctypes.CDLL(str(folder / library))
+            try:
+                ctypes.CDLL(str(folder / library))
+            except OSError as error:
+                raise ImportError(str(error)) from None

@@ -584,3 +584,10 @@ def test_a_config_that_cannot_be_opened_is_named(espalier, tmp_path):
     failed = espalier("train", "--config", tmp_path / "none.toml", check=False)
     assert failed.returncode == 1
     assert failed.stderr == f"espalier: error: --config: cannot open {tmp_path}/none.toml: No such file or directory\n"
+
+
+def test_values_that_no_option_can_have_are_wrong_usage(espalier, data, tmp_path):
+    for command in (["inspect", "--data", data], ["plan", "--data", data]):
+        wrong = espalier(*command, "--max-row-bytes", "abc", check=False)
+        assert (wrong.returncode, wrong.stderr) == (2, "espalier: error: --max-row-bytes: expected a size such as 8GiB or 500MB, "
+                                                    f"received abc (see `espalier {command[0]} --help`)\n")  # fmt: skip

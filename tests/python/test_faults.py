@@ -478,7 +478,7 @@ def test_a_damaged_cost_model_is_named_with_the_cure(espalier, flags, whole_run,
     failed = espalier(*command, check=False)
     last = failed.stderr.strip().splitlines()[-1]
     assert failed.returncode == 1 and last.startswith(f"espalier: error: --resume: {run}/cost_model.json"), failed.stderr
-    assert "restore the file, or remove it to continue" in last and saved_steps(run) == [1, 2, 3, 4]
+    assert "restore the file, or remove it to use those of the flags" in last and saved_steps(run) == [1, 2, 3, 4]
     (run / "cost_model.json").unlink()
     espalier(*command)
     assert json.loads((run / "cost_model.json").read_text()) == json.loads((whole_run / "cost_model.json").read_text())
@@ -518,6 +518,15 @@ def test_names_that_are_no_text_are_refused_before_a_folder_is_made(espalier, mo
     for name in (odd + ".jsonl", os.fsdecode(os.fsencode(tmp_path) + b"/*.jsonl")):
         refused("--data", "--model", model, "--data", name, *flags[4:], "--out", tmp_path / "run")
     refused("--eval-data", *flags, "--eval-data", odd + ".jsonl", "--out", tmp_path / "run")
+    shutil.copy(data, tmp_path / "rows.jsonl")
+    with open(odd + ".toml", "w") as file:
+        file.write(f"[[mix]]\ndata = '{data}'\nobjective = 'nothing'\n")
+    failed = espalier("train", "--model", model, "--mix", odd + ".toml", "--out", tmp_path / "run", check=False)
+    assert failed.returncode == 1 and "\ufffd.toml:1: source nothing: " in failed.stderr, failed.stderr
+    shutil.copytree(model, odd)
+    (tmp_path / os.path.basename(odd) / "tokenizer.json").write_text("[]")
+    failed = espalier("inspect", "--model", odd, "--data", data, check=False)
+    assert failed.returncode == 1 and "tokenizer.json: expected a tokenizer" in failed.stderr, failed.stderr
     shutil.copytree(model, odd)
     refused("--model", "--model", odd, *flags[2:], "--out", tmp_path / "run")
     assert not (tmp_path / "run").exists()

@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Arguments of commands and their TOML files: what the library gets, and what is refused, where."""
 
+import argparse
 import json
 import re
 
 import pytest
 
 from espalier.commands import plan, train
-from espalier.commands.command_line import nearest_word
+from espalier.commands.command_line import byte_count, nearest_word
 from espalier.commands.native import texts_of
 from espalier.commands.parser import CommandParser
 from espalier.commands.toml import TomlFile, read_tables
@@ -149,6 +150,13 @@ def test_a_command_of_python_has_the_same_checks():
     assert str(raised.value) == "limit: expected a whole number of at least 0, received -1"
 
 
+def test_sizes():
+    assert [byte_count(text) for text in ("7", "2kB", "1.5 GiB", "8gib", 64)] == [7, 2000, 3 << 29, 8 << 30, 64]
+    for text in ("0", "lots", "1" * 400, "9EiB", "-1", "1.5.2"):
+        with pytest.raises(argparse.ArgumentTypeError, match="expected a size such as 8GiB or 500MB"):
+            byte_count(text)
+
+
 def test_the_nearest_word_has_to_be_near():
     known = ["train", "plan", "prepare"]
     assert [nearest_word(word, known) for word in ("trian", "prepair", "xyz", "")] == ["train", "prepare", None, None]
@@ -162,7 +170,8 @@ def test_tables_have_their_lines(file):
 
 @pytest.mark.parametrize("text, message", [
     ("", ": expected tables [[mix]], received none"), ("a = 1\n", ":1: unknown key `a`: expected tables [[mix]]"),
-    ("[mix]\na = 1\n", ":1: unknown key `mix`"), ("[[mix]]\na = 1\n[[mix]]\nb = 1979-05-27\n", ":4: key `b`: expected text")])
+    ("[mix]\na = 1\n", ":1: unknown key `mix`"), ("[[mix]]\na = 1\n[[mix]]\nb = 1979-05-27\n", ":4: key `b`: expected text"),
+    ("[[mix]]\nweight = inf\n", ":2: key `weight`: expected a finite number, received inf")])  # fmt: skip
 def test_faults_of_tables_are_named_with_their_line(file, text, message):
     path = file(text)
     with pytest.raises(InputError) as raised:

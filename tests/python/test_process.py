@@ -83,6 +83,18 @@ def test_only_a_process_that_tells_listens():
     assert heard == ["guards", False, "guards", True]
 
 
+def test_a_bar_is_erased_before_other_work_is_shown(monkeypatch, capfd):
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
+    clock = [0.0]
+    monkeypatch.setattr("espalier.commands.progress.time.monotonic", lambda: clock[0])
+    messages = Messages()
+    for clock[0] in (0.0, 60.0):
+        messages.update("first", 0.5, "")
+    messages.update("second", 0.1, "")
+    first, rest = capfd.readouterr().err.split("first", 1)
+    assert first == "\r\x1b[K" and rest.endswith("50%, 1m 00s left  \r\x1b[K")
+
+
 def test_lines_are_printed_whole(capfd):
     messages = Messages()
     messages.update("work", 0.5, "detail")  # too early to be shown

@@ -55,6 +55,11 @@ def held_out(tmp_path_factory):
     return write_rows(tmp_path_factory.mktemp("data") / "held_out.jsonl", rows_of(2))
 
 
+def test_a_copy_for_saving_is_counted_once_the_reference_is_there(espalier, model, teacher, data, tmp_path):
+    espalier("train", "--model", model, "--data", data, "--out", tmp_path / "run", "--steps", 1, "--objective", "dpo",
+             "--reference-model", teacher, "--memory-budget", "8GiB", "--save-in-background", "--no-calibration")  # fmt: skip
+
+
 def with_reference(espalier, teacher, data, out):
     """The rows with ref_logprobs by `espalier logprobs`."""
     espalier("logprobs", "--model", teacher, "--data", data, "--dtype", "float64", "-o", f"{out}.logprobs")

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The command `prepare`, and code that it shares with `import` and `export` (espalier.io)."""
+"""The commands of `espalier` (registry.py lists them), their arguments, signals and progress."""

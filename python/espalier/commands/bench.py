@@ -13,7 +13,6 @@ from .native import run_native, texts_of
 from .parser import OUTPUT, CommandParser
 from .process import Process
 
-DESCRIPTION = "Measure strategies against sequence packing, interleaved, with the FLOP bound."
 EPILOG = """\
 All sides run the same engine on the same trajectories, forward and backward,
 interleaved. Figures are medians. Bounds are FLOPs(flat) / FLOPs(plan), over
@@ -31,7 +30,7 @@ packing, at a token budget that is a fraction of the tree.
 
 def parser() -> CommandParser:
     """All flags."""
-    made = CommandParser("bench", DESCRIPTION, EPILOG)
+    made = CommandParser("bench", epilog=EPILOG)
     made.options("bench")
     made.group(OUTPUT)
     made.flag("out", "Also write the table to this file", "FILE", letter="-o", path="file")

@@ -10,6 +10,7 @@ import sys
 
 from .console import say, write
 
+MOST_ROW_BYTES = 256 << 20  # by default
 ROW_SUFFIXES = (".jsonl", ".jsonl.gz", ".jsonl.zst", ".safetensors")
 
 
@@ -27,25 +28,31 @@ def nearest_word(word, known):
 
 def byte_count(text):
     """A size such as 8GiB, 500MB or a number of bytes."""
-    size = re.fullmatch(r"(\d+\.?\d*) *(?:([kmgtpe])(i)?)?b?", str(text), re.ASCII | re.IGNORECASE)
+    size = re.fullmatch(r"(\d{1,19}\.?\d{0,19}) *(?:([kmgtpe])(i)?)?b?", str(text), re.ASCII | re.IGNORECASE)
     power = " kmgtpe".index(size[2].lower()) if size and size[2] else 0
     count = int(float(size[1]) * (1024 if size[3] else 1000) ** power) if size else 0
-    if count <= 0:
+    if not 0 < count < 1 << 63:
         raise argparse.ArgumentTypeError(f"expected a size such as 8GiB or 500MB, received {text!r}")
     return count
 
 
+class OutputError(Exception):
+    """Standard output cannot be written."""
+
+
 def print_whole(text):
-    """Writes to standard output; raises OSError if that fails."""
+    """Writes to standard output. Raises OutputError if that fails, BrokenPipeError if the reader has closed it."""
     if sys.stdout is None:
-        raise OSError(errno.EBADF, os.strerror(errno.EBADF))
+        raise OutputError(os.strerror(errno.EBADF))
     try:
         sys.stdout.write(text)
         sys.stdout.flush()
-    except OSError:
+    except OSError as error:
         # Otherwise Python would try to flush the buffer again at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        raise
+        if isinstance(error, BrokenPipeError):
+            raise
+        raise OutputError(error.strerror or str(error)) from None
 
 
 class ArgumentParser(argparse.ArgumentParser):
@@ -75,7 +82,7 @@ def hub_advice(missing):
 
 
 def add_bad_row_flags(parser):
-    parser.add_argument("--max-row-bytes", type=byte_count, default=256 << 20, metavar="SIZE",
+    parser.add_argument("--max-row-bytes", type=byte_count, default=MOST_ROW_BYTES, metavar="SIZE",
                         help="longer lines, such as of 1GiB, are bad rows and do not fill the memory (default: 256MiB)")
     parser.add_argument("--skip-bad-rows", action="store_true",
                         help="count and report bad lines instead of stopping at the first")

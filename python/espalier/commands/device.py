@@ -5,13 +5,13 @@ import argparse
 import re
 from collections.abc import Sequence
 
+from ..errors import UsageError
 from .command import run_work
 from .command_line import print_whole
 from .native import print_json, print_result, run_native, texts_of
 from .parser import OUTPUT, CommandParser
 from .process import Process
 
-DESCRIPTION = "Print the CPU and GPUs of this machine and the kernels that run on them."
 EPILOG = """\
 Prints which implementation multiplies matrices on the CPU and why, or why no GPU can
 be used. Espalier's own kernels run on every GPU of compute capability 8.0 or later:
@@ -25,8 +25,8 @@ products. For attention, the first of library and ampere that passed is used,
 otherwise masked. `python -m espalier.kernels` prints which libraries are taken and why.
 Where kernels of head failed, operators of LibTorch are used. Distribution and products
 have no alternative; a warning is printed if they failed. The results are stored for
-the GPU, driver, LibTorch and build. ESPALIER_ATTENTION selects an implementation regardless of the results; so does
-ESPALIER_HEAD (kernels or composed).
+the GPU, driver, LibTorch and build. ESPALIER_ATTENTION selects an implementation
+regardless of the results; so does ESPALIER_HEAD (kernels or composed).
 
 Measured rates are FLOP/s of forward and backward, for each model size that plan and
 train were calibrated for on this machine.
@@ -35,7 +35,7 @@ train were calibrated for on this machine.
 
 def parser() -> CommandParser:
     """All flags."""
-    made = CommandParser("device", DESCRIPTION, EPILOG)
+    made = CommandParser("device", epilog=EPILOG)
     made.group("Checks")
     made.flag("requalify", "Check the kernels again, even if results are stored")
     made.flag("check", "Check one family of kernels in this process and print its faults: for attention library, ampere or "
@@ -64,6 +64,8 @@ def work(arguments: argparse.Namespace, process: Process) -> int:
         line, status = checked(arguments.check, arguments.device or "cuda")
         print_whole(f"{line}\n")
         return status
+    if arguments.device is not None:
+        raise UsageError("--device: requires --check NAME")
     status, result = run_native("device", texts_of(arguments, without=("json", "requalify", "device")), process)
     if not result["cuda"]["fault"]:
         from ..kernels.report import verdicts_of

@@ -72,7 +72,7 @@ def read_commands() -> tuple[CommandText, list[CommandText]]:
         parser = command.parser()
         flags = [_flag_of(action) for action in parser._actions if action.help != argparse.SUPPRESS]
         description = _filled(parser.description)
-        is_summary = description.rstrip(".") == command.summary
+        is_summary = description == f"{command.summary}."
         commands.append(CommandText(command.name, command.summary, _filled(parser.epilog), flags,
                                     "" if is_summary else description))  # fmt: skip
     return program, commands

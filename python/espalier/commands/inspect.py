@@ -10,16 +10,14 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import InputError
-from ..native import core
 from ..rows.advice import needs_conversion
 from .command import run_command
-from .command_line import byte_count, print_whole
+from .command_line import MOST_ROW_BYTES, byte_count, print_whole
 from .console import printable
 from .native import print_result, run_native, texts_of
 from .parser import DATA, OUTPUT, CommandParser
 from .process import Process
 
-DESCRIPTION = "Show which prefixes the trajectories share, what that gains, and what is lost."
 EPILOG = """\
 The data may also be chats, preference pairs or rollouts of other programs, in the
 formats and files that `espalier prepare --help` lists, Parquet included. They are
@@ -31,7 +29,7 @@ PREPARE_FLAGS = {"--model", "--per-turn", "--limit", "--max-row-bytes", "--skip-
 
 def parser() -> CommandParser:
     """All flags."""
-    made = CommandParser("inspect", DESCRIPTION, EPILOG)
+    made = CommandParser("inspect", epilog=EPILOG)
     made.options("inspect")
     made.group(DATA)
     made.flag("per-turn", "Chats: one trajectory for each message of the assistant, not one for each conversation")
@@ -43,8 +41,11 @@ def parser() -> CommandParser:
 
 def _inspect(words: Sequence[str]) -> None:
     """Prints the report."""
+    from ..native import core
+
     arguments, process = parser().parse(words), Process()
     texts = texts_of(arguments, without=("json", "per_turn"))
+    core.check_options("inspect", texts)
     files = core.expand_file_patterns(arguments.data or [])
     if _needs_conversion(files, arguments):
         with tempfile.TemporaryDirectory(prefix="espalier-inspect-") as folder:
@@ -63,7 +64,7 @@ def _inspect(words: Sequence[str]) -> None:
 
 def _needs_conversion(files: Sequence[Path], arguments: argparse.Namespace) -> bool:
     """Whether `espalier prepare` has to convert the files first. Raises InputError where it has to convert only some of them."""
-    most = byte_count(arguments.max_row_bytes or core.MAX_ROW_BYTES)
+    most = byte_count(arguments.max_row_bytes or MOST_ROW_BYTES)
     raw = [file for file in files if needs_conversion(file, most, skips=bool(arguments.skip_bad_rows))]
     rows = [file for file in files if file not in raw]
     if raw and rows:
@@ -81,7 +82,7 @@ def _report(texts: Sequence[tuple[str, bytes]], process: Process) -> dict[str, A
 
 
 def _convert(arguments: argparse.Namespace, files: Sequence[Path], rows: Path) -> None:
-    """Writes the rows of files that are none."""
+    """Writes the rows that `prepare` makes of files."""
     from .arguments import parse_prepare
     from .prepare import run
 

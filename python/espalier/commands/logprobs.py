@@ -111,6 +111,8 @@ def work(arguments, process, group=None):
     if arguments.as_reference and arguments.entropies:
         raise InputError("--as-reference: cannot be combined with --entropies, because rows have no such field")
     here, top_k = Work("logprobs", process, group), arguments.top_k or 0
+    if not arguments.as_reference:
+        here.check_file(arguments.out)  # to fail now rather than after hours
     engine = here.engine(arguments.model, present_values(arguments, (*PLAN_FLAGS, "dtype", "device", "threads")))
     if top_k > engine._engine.vocab_size:
         raise InputError(f"--top-k {top_k}: expected at most the model's vocab_size, {engine._engine.vocab_size}")

@@ -4,9 +4,10 @@
 import argparse
 import json
 import os
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from ..errors import InputError, UsageError
 from ..printed import text_of
@@ -31,12 +32,16 @@ class Caller:
         self.version = version_text()
 
     text_of = staticmethod(text_of)
-    read_tables = staticmethod(toml.read_tables)
 
     @staticmethod
-    def read_vocabulary(tokenizer_json: str) -> tuple[list[int], bytes]:
+    def read_tables(flag: str, file: bytes, name: str) -> str:
+        """The tables [[name]] of the TOML file of a flag."""
+        return toml.read_tables(flag, os.fsdecode(file), name)
+
+    @staticmethod
+    def read_vocabulary(tokenizer_json: bytes) -> tuple[list[int], bytes]:
         """Offsets and texts of tokens."""
-        return token_bytes(Path(tokenizer_json))
+        return token_bytes(Path(os.fsdecode(tokenizer_json)))
 
 
 class Ranks:
@@ -47,7 +52,7 @@ class Ranks:
 
 
 def texts_of(arguments: argparse.Namespace, *, without: Sequence[str] = ()) -> list[tuple[str, bytes]]:
-    """The values of flags as pairs of name and text, in the encoding of file names. Those that are not there are left out, as are
+    """The values of flags as pairs of name and text, in the encoding of file names. Flags that were not used are left out, as are
     --config and those of `without`, which are no options of the library."""
     texts = []
     for name, value in vars(arguments).items():
@@ -55,6 +60,12 @@ def texts_of(arguments: argparse.Namespace, *, without: Sequence[str] = ()) -> l
             parts = value if isinstance(value, list) else [value]
             texts += [(name.replace("_", "-"), b"true" if part is True else os.fsencode(str(part))) for part in parts]
     return texts
+
+
+def become_ranks(processes: int, arguments: Sequence[str]) -> NoReturn:
+    """Makes this process torchrun, which starts so many ranks of a command with its arguments."""
+    os.execv(sys.executable, [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes),
+                              "-m", "espalier", *arguments])  # fmt: skip
 
 
 def run_native(name: str, texts: Sequence[tuple[str, bytes]], process: Process, ranks: Ranks | None = None) -> tuple[int, Any]:

@@ -13,6 +13,7 @@ from typing import Any
 
 from ..errors import InputError
 from .command_line import ArgumentParser, nearest_word
+from .registry import COMMANDS
 from .toml import TomlFile
 
 DATA, OUTPUT = "Model and data", "Output"
@@ -113,18 +114,18 @@ class _Formatter(argparse.RawDescriptionHelpFormatter):
 
 
 class CommandParser(ArgumentParser):
-    """The flags of a command, none of which has a default: what is not there is left to the library.
+    """The flags of a command. Their values have no defaults here: the library knows those, and help shows them.
 
     Args:
         name: Of the command.
-        description: What it does.
+        description: What it does. Default: its summary.
         epilog: The end of its help.
         usage: Default: the flags that it requires.
     """
 
-    def __init__(self, name: str, description: str, epilog: str = "", usage: str = "") -> None:
-        super().__init__(prog=f"espalier {name}", usage=usage or None, description=description, epilog=epilog,
-                         formatter_class=_Formatter, allow_abbrev=False, add_help=False)  # fmt: skip
+    def __init__(self, name: str, description: str = "", epilog: str = "", usage: str = "") -> None:
+        super().__init__(prog=f"espalier {name}", usage=usage or None, description=description or f"{COMMANDS[name].summary}.",
+                         epilog=epilog, formatter_class=_Formatter, allow_abbrev=False, add_help=False)  # fmt: skip
         self._has_usage, self._has_config = bool(usage), False
         self._is_described = False  # whether the library has all flags, and says which of them it lacks
         self._shared: list[str] = []  # flags that are options of `plan`, too

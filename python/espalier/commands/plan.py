@@ -9,7 +9,6 @@ from .native import print_json, print_result, run_native, texts_of
 from .parser import CommandParser
 from .process import Process
 
-DESCRIPTION = "Print the plan of a step, its predicted time and memory, and those of other strategies."
 EPILOG = """\
 With --model, time and memory are predicted from rates that are measured once per
 machine and model, and --memory-budget can replace --token-budget. Plans are
@@ -23,7 +22,7 @@ Example:
 
 def parser() -> CommandParser:
     """All flags."""
-    made = CommandParser("plan", DESCRIPTION, EPILOG)
+    made = CommandParser("plan", epilog=EPILOG)
     made.options("plan")
     made.others()
     return made

@@ -48,6 +48,8 @@ class Messages:
         """How far the current work is."""
         with self._lock:
             if self._progress is None or self._progress.label != work:
+                if self._progress:
+                    self._progress.erase()
                 self._progress = Progress(work)
             self._progress.update(fraction, detail)
 
@@ -72,7 +74,7 @@ class Process:
         self._first_interrupt: float | None = None
 
     def add(self, library: ModuleType, *, tells: bool = True) -> None:
-        """Serves a compiled module. `tells`: whether its messages are printed."""
+        """Cleans up after a compiled module where a signal ends the process. `tells`: whether its messages are printed."""
         messages: Any = library
         messages.guard_files()
         to = Messages()
@@ -84,7 +86,7 @@ class Process:
 
         Args:
             work: What is done.
-            handles_signals: Whether signals end the process. False: they raise, as the caller wants it, who then ends it.
+            handles_signals: Whether signals end the process. False: they raise as the caller has set it.
         """
         if threading.current_thread() is not threading.main_thread():
             return work()
@@ -113,7 +115,8 @@ class Process:
             raise
         finally:
             for number, handler in before.items():
-                signal.signal(number, handler)
+                if handler is not None:  # None: it was not set by Python
+                    signal.signal(number, handler)
         if fault:
             raise fault[0]
         return outcome[0]

@@ -11,9 +11,9 @@ _WIDTH = 28  # of the bar
 
 def duration(seconds: float) -> str:
     """"12s", "3m 05s", "1h 02m"."""
-    if seconds < 60:
-        return f"{seconds:.0f}s"
-    whole = int(seconds)
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole}s"
     return f"{whole // 60}m {whole % 60:02}s" if whole < 3600 else f"{whole // 3600}h {whole // 60 % 60:02}m"
 
 

@@ -8,7 +8,6 @@ import argparse
 import itertools
 import json
 import os
-import sys
 import tomllib
 from pathlib import Path
 
@@ -17,6 +16,7 @@ from . import train
 from .command import run_work
 from .command_line import ArgumentParser
 from .console import say
+from .native import become_ranks
 from .version import version_text
 
 DESCRIPTION = """\
@@ -121,8 +121,7 @@ def main(arguments):
     def parse(_):
         processes = _record(parser().parse_args(words).run)[2]
         if processes > 1:
-            os.execv(sys.executable, [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node",
-                                      str(processes), "-m", "espalier", "rerun", *words])  # fmt: skip
+            become_ranks(processes, ["rerun", *words])
         return train.parse(train_arguments(words, processes))
 
     return run_work("rerun", parse, train.work, words)

@@ -41,7 +41,8 @@ def stops_raise():
         yield
     finally:
         for number, handler in before.items():
-            signal.signal(number, handler)
+            if handler is not None:  # None: it was not set by Python
+                signal.signal(number, handler)
 
 
 @contextlib.contextmanager

@@ -9,12 +9,11 @@ from .native import print_result, run_native, texts_of
 from .parser import CommandParser
 from .process import Process
 
-DESCRIPTION = "Write random trajectories that share prefixes."
 
 
 def parser() -> CommandParser:
     """All flags."""
-    made = CommandParser("synth", DESCRIPTION)
+    made = CommandParser("synth")
     made.options("synth")
     made.others()
     return made

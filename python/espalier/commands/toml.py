@@ -2,6 +2,8 @@
 """TOML files of commands. Faults are named by file and line."""
 
 import json
+import math
+import os
 import re
 import tomllib
 from typing import Any
@@ -21,15 +23,15 @@ class TomlFile:
     """
 
     def __init__(self, flag: str, name: str) -> None:
-        self.name = name
+        self.name = os.fsencode(name).decode(errors="replace")  # as messages and JSON show it
         try:
             with open(name, "rb") as file:
                 self._text = file.read().decode()
             self.values: dict[str, Any] = tomllib.loads(self._text)
         except OSError as error:
-            raise InputError(f"{flag}: cannot open {name}: {error.strerror}") from None
+            raise InputError(f"{flag}: cannot open {self.name}: {error.strerror}") from None
         except UnicodeDecodeError as error:
-            raise InputError(f"{name}: expected UTF-8, received the byte {error.object[error.start]:#04x}") from None
+            raise InputError(f"{self.name}: expected UTF-8, received the byte {error.object[error.start]:#04x}") from None
         except (tomllib.TOMLDecodeError, RecursionError) as error:
             raise InputError(f"{self._place_in(str(error))}") from None
 
@@ -42,7 +44,7 @@ class TomlFile:
         return f"{self.name}:{line}: {message.replace(place[0], '')}"
 
     def place(self, *path: str | int) -> str:
-        """"FILE:LINE" of the line that ends the first statement by which this key is there."""
+        """"FILE:LINE" of the statement that sets this key: its last line."""
         lines = self._text.splitlines(keepends=True)
         for number in range(1, len(lines) + 1):
             try:
@@ -55,8 +57,10 @@ class TomlFile:
         return self.name
 
     def check_value(self, value: object, *path: str | int) -> None:
-        """Raises InputError unless it is text, a number, true, false or a list of these."""
+        """Raises InputError unless it is text, a finite number, true, false or a list of these."""
         parts = value if isinstance(value, list) else [value]
+        if any(isinstance(part, float) and not math.isfinite(part) for part in parts):
+            raise InputError(f"{self.place(*path)}: key `{path[-1]}`: expected a finite number, received {value}")
         if not all(isinstance(part, str | int | float) for part in parts):
             raise InputError(f"{self.place(*path)}: key `{path[-1]}`: expected text, a number, true, false or a list")
 
@@ -82,5 +86,5 @@ def read_tables(flag: str, file: str, name: str) -> str:
             toml.check_value(value, name, number, key)
         tables.append({"where": toml.place(name, number), "values": values})
     if not tables:
-        raise InputError(f"{file}: expected tables [[{name}]], received none")
+        raise InputError(f"{toml.name}: expected tables [[{name}]], received none")
     return json.dumps(tables)

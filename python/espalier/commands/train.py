@@ -3,16 +3,13 @@
 
 import argparse
 import os
-import sys
 from collections.abc import Sequence
-from typing import NoReturn
 
 from .command import run_work
-from .native import Ranks, print_result, run_native, texts_of
+from .native import Ranks, become_ranks, print_result, run_native, texts_of
 from .parser import CommandParser, whole
 from .process import Process
 
-DESCRIPTION = "Train a model on trajectories; shared prefixes are encoded once."
 EPILOG = """\
 The last checkpoint is OUT/checkpoints/step_N, a Hugging Face folder; with
 --lora-rank a PEFT folder, which `espalier merge` adds to the weights. On Ctrl-C
@@ -29,7 +26,7 @@ _MOST_PROCESSES = 1024
 
 def parser() -> CommandParser:
     """All flags."""
-    made = CommandParser("train", DESCRIPTION, EPILOG)
+    made = CommandParser("train", epilog=EPILOG)
     made.options("train")
     made.group("Run")
     made.flag("processes", "Train on so many processes of this machine, one for each GPU: torchrun starts them. Each takes a "
@@ -42,7 +39,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     """The values of flags. With --processes it does not return: this process becomes torchrun."""
     values = parser().parse(arguments)
     if (values.processes or 1) > 1 and "TORCHELASTIC_RUN_ID" not in os.environ:
-        _start_processes(values.processes, arguments)
+        become_ranks(values.processes, ["train", *arguments])
     return values
 
 
@@ -52,11 +49,6 @@ def work(arguments: argparse.Namespace, process: Process, ranks: Ranks | None = 
     if plan is not None and (ranks is None or ranks.is_first):
         print_result("dry_run", plan)
     return status
-
-
-def _start_processes(processes: int, arguments: Sequence[str]) -> NoReturn:
-    os.execv(sys.executable, [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes),
-                              "-m", "espalier", "train", *arguments])  # fmt: skip
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -9,7 +9,6 @@ from .native import Ranks, print_json, print_result, run_native, texts_of
 from .parser import OUTPUT, CommandParser
 from .process import Process
 
-DESCRIPTION = "Prove on your model and data that loss and every gradient equal per-trajectory training."
 EPILOG = """\
 Runs all trajectories as one optimiser step twice: on trees by the plan, and one by
 one with ordinary causal attention. In float64 the relative error of every
@@ -23,7 +22,7 @@ grows with --limit, and a few trajectories prove as much as many.
 
 def parser() -> CommandParser:
     """All flags."""
-    made = CommandParser("verify", DESCRIPTION, EPILOG)
+    made = CommandParser("verify", epilog=EPILOG)
     made.options("verify")
     made.group(OUTPUT)
     made.flag("json", "Print JSON")

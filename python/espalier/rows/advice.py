@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a file is that has no rows, for messages and for `espalier inspect`, which converts it."""
+"""Files without rows: how to convert them, for messages, and whether `espalier inspect` has to."""
 
 import argparse
 import re
@@ -11,7 +11,7 @@ from ..errors import BadRow, InputError
 from .foreign_files import refuse_foreign_file
 
 _MOST_BYTES = 256 << 20
-_PLACE = re.compile(r"(?:source [^:]*: )?(?P<file>.+?)(?::\d+)?: (?=field |expected )")
+_PLACE = re.compile(r"(?P<source>source [^:]*: )?(?P<file>.+?)(?::\d+)?: (?=field |expected )")
 
 
 def needs_conversion(path: Path, max_row_bytes: int, *, skips: bool = False) -> bool:
@@ -56,18 +56,18 @@ def with_advice(error: InputError) -> InputError:
     """The error of reading rows, with the command that converts the file where it has other data.
 
     Args:
-        error: Its message begins with the file.
+        error: Its message begins with the file, or with "source NAME: " and the file.
     """
-    text = str(error)
-    place = _PLACE.match(text)
+    place = _PLACE.match(str(error))
     path = Path(place["file"]) if place else None
-    if path is None or not path.is_file():
+    if place is None or path is None or not path.is_file():
         return error
+    source = place["source"] or ""
     try:
         with path.open("rb") as file:
             refuse_foreign_file(path, file.read(16))
     except InputError as better:
-        return better
+        return InputError(f"{source}{better}")
     except OSError:
         return error
     from ..io.importing import kind_of_file
@@ -79,6 +79,5 @@ def with_advice(error: InputError) -> InputError:
     if kind is None or kind.name == "rows":
         return error
     command = f"espalier {'import' if kind.rows else 'prepare --model DIR'} {shlex.quote(str(path))} -o rows.jsonl"
-    begin = text[: place.start("file")] if place else ""
-    return InputError(f"{begin}{path}: expected rows with `input_ids`, received {kind.name} ({kind.fields}): run `{command}` "
+    return InputError(f"{source}{path}: expected rows with `input_ids`, received {kind.name} ({kind.fields}): run `{command}` "
                       "first")  # fmt: skip

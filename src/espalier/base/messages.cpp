@@ -8,7 +8,7 @@ namespace espalier {
 namespace {
 
 std::mutex listener_mutex;
-std::shared_ptr<const Listener> current = std::make_shared<Listener>();
+std::shared_ptr<const Listener> current;  // nullptr: nobody listens
 
 // A listener may wait for a lock that another thread holds while it sends a message, so none is held here
 // during a call.
@@ -26,15 +26,15 @@ void listen(Listener listener) {
 }
 
 void send_line(const std::string& text) {
-  if (const auto to = listener(); to->line) to->line(text);
+  if (const auto to = listener(); to && to->line) to->line(text);
 }
 
 void send_progress(const std::string& work, double fraction, const std::string& detail) {
-  if (const auto to = listener(); to->progress) to->progress(work, fraction, detail);
+  if (const auto to = listener(); to && to->progress) to->progress(work, fraction, detail);
 }
 
 void send_end() {
-  if (const auto to = listener(); to->end) to->end();
+  if (const auto to = listener(); to && to->end) to->end();
 }
 
 }  // namespace espalier

@@ -9,7 +9,8 @@ namespace espalier {
 
 enum class OptionNames { kFlags, kArguments };
 
-/// From now on messages of this process name options so; at first as flags.
+/// From now on messages of this library that use `named` name options so; at first as flags. What commands
+/// alone say has flags in any case.
 void name_options_as(OptionNames names);
 
 /// "--token-budget", or "token_budget" as an argument; with a value "--strategy partition", or

@@ -70,7 +70,7 @@ struct Command {
   OptionList options{};  // their targets are owned by `run`
   std::function<Result(const OptionList& options)> run{};
 
-  /// Sets options, which it must have. Throws UsageError for values that they cannot have.
+  /// Sets options that the command has. Throws UsageError for values that they cannot have.
   void set(const NamedTexts& texts);
   /// Sets the options and runs. Throws UsageError as well where one is missing, InputError and others where
   /// the work fails.

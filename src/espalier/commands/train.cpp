@@ -92,19 +92,23 @@ std::optional<std::filesystem::path> kept_cost_model(const TrainArguments& flags
   return std::filesystem::exists(file) ? std::optional(file) : std::nullopt;
 }
 
+/// Which command reads the files of a run.
+const char* reader_of(const TrainArguments& flags) {
+  return flags.train.resume ? "--resume" : "rerun";
+}
+
 /// The result of `read`. Throws InputError with a remedy if the file is damaged.
 template <class Read>
-auto read_kept(const std::filesystem::path& file, const Read& read) {
+auto read_kept(const char* command, const std::filesystem::path& file, const Read& read) {
   try {
     ESPALIER_CHECK(nlohmann::json::accept(read_text(file)), "{}: expected JSON, received a damaged file",
                    file.string());
     return read(file);
   } catch (const InputError& error) {
     throw InputError(fmt::format(
-        "--resume: {}; the run stores there the rates and matrix products that it uses: restore the file, or "
-        "remove it to continue with those of the flags and this machine, which may change the last bits of "
-        "the weights",
-        error.what()));
+        "{}: {}; the run stores there the rates and matrix products that it uses: restore the file, or "
+        "remove it to use those of the flags and this machine, which may change the last bits of the weights",
+        command, error.what()));
   }
 }
 
@@ -112,7 +116,7 @@ auto read_kept(const std::filesystem::path& file, const Read& read) {
 void restore_products(const TrainArguments& flags, Machine* machine) {
   const auto kept = kept_cost_model(flags);
   if (!kept || !machine->device.is_cpu()) return;
-  const auto products = read_kept(*kept, read_products);
+  const auto products = read_kept(reader_of(flags), *kept, read_products);
   if (!products) return;
   const ProductChoice own = machine->kernels.products, stored = with_environment(*products);
   if (stored != own) {
@@ -134,7 +138,8 @@ TrainOptions options_of(const TrainArguments& flags, const MixedData& data, cons
   options.plan = flags.planning.options(data.trajectories);
   options.costs = flags.planning.costs(use);
   if (const auto kept = kept_cost_model(flags)) {
-    TimeModel time = read_kept(*kept, [&](const auto& file) { return read_cost_model(file, use.cost()); });
+    TimeModel time = read_kept(reader_of(flags), *kept,
+                               [&](const auto& file) { return read_cost_model(file, use.cost()); });
     const std::string& given = flags.planning.cost_model;
     if (!given.empty() && time.seconds != options.costs->time.seconds) {
       log_line(
@@ -370,6 +375,7 @@ Result TrainRun::run() {
   read_rows();
   choose_options();
   if (!flags_.reference_model.empty()) add_reference();
+  make_room();
   if (flags_.dry_run) return {plan_json()};
   files_.push_back(run_record({options_, data_.trajectories, held_out_ ? &*held_out_ : nullptr},
                               flags_.repeats, caller_.version));
@@ -439,7 +445,6 @@ void TrainRun::choose_options() {
   use_ = use_of(flags_, data_, device_);
   options_ = options_of(flags_, data_, *use_);
   options_.context_group = context_group_.get();
-  make_room();
   options_.profiler = profiler_ ? &*profiler_ : nullptr;
   warn_of_warmup(options_, total_steps(data_.trajectories, options_));
   files_ = files_of_the_run(options_, config_of_the_run(flags_, list_), mix_);

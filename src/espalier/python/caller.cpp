@@ -68,11 +68,12 @@ Caller caller_of(nb::handle object) {
   };
   caller.read_tables = [object](const std::string& option, const std::string& file, const std::string& name) {
     const nb::gil_scoped_acquire acquire;
-    return tables_of(object.attr("read_tables")(option, file, name));
+    return tables_of(object.attr("read_tables")(option, nb::bytes(file.data(), file.size()), name));
   };
   caller.read_vocabulary = [object](const std::filesystem::path& tokenizer_json) {
     const nb::gil_scoped_acquire acquire;
-    return vocabulary_of(object.attr("read_vocabulary")(tokenizer_json.string()));
+    const std::string file = tokenizer_json.string();
+    return vocabulary_of(object.attr("read_vocabulary")(nb::bytes(file.data(), file.size())));
   };
   caller.version = nb::cast<std::string>(object.attr("version"));
   return caller;

@@ -13,7 +13,7 @@
 namespace espalier::python {
 
 /// A Caller whose functions are methods of a Python object (espalier.commands.native.Caller), which must
-/// outlive it. They acquire the GIL.
+/// outlive it. They acquire the GIL, and throw nanobind::python_error where Python raises.
 commands::Caller caller_of(nanobind::handle object);
 
 /// Options as Python gives them: texts are bytes, because names of files need not be UTF-8.
