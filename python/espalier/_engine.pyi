@@ -125,7 +125,7 @@ class StopRequest:
         -1: the process may end at once. 0: there is no step to save. Otherwise that which is finished first.
         """
 
-def run_command(name: str, options: Sequence[tuple[str, str]], caller: object, stop: StopRequest | None, process_group: str, split_ranks: Callable[[int], str]) -> tuple[int, str]:
+def run_command(name: str, options: Sequence[tuple[str, bytes]], caller: object, stop: StopRequest | None, process_group: str, split_ranks: Callable[[int], str]) -> tuple[int, str]:
     """
     Runs a command with options, pairs of name and text. Returns the exit status and what there is to print, as JSON. process_group: the name of that whose ranks divide the work; "": none. split_ranks: makes groups of so many successive ranks, and gives the name of that of this rank.
     """

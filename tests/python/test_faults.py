@@ -523,9 +523,9 @@ def test_names_that_are_no_text_are_refused_before_a_folder_is_made(espalier, mo
         file.write(f"[[mix]]\ndata = '{data}'\nobjective = 'nothing'\n")
     failed = espalier("train", "--model", model, "--mix", odd + ".toml", "--out", tmp_path / "run", check=False)
     assert failed.returncode == 1 and "\ufffd.toml:1: source nothing: " in failed.stderr, failed.stderr
-    shutil.copytree(model, odd)
-    (tmp_path / os.path.basename(odd) / "tokenizer.json").write_text("[]")
-    failed = espalier("inspect", "--model", odd, "--data", data, check=False)
+    shutil.copytree(model, odd + "model")
+    (tmp_path / os.path.basename(odd + "model") / "tokenizer.json").write_text("[]")
+    failed = espalier("inspect", "--model", odd + "model", "--data", data, check=False)
     assert failed.returncode == 1 and "tokenizer.json: expected a tokenizer" in failed.stderr, failed.stderr
     shutil.copytree(model, odd)
     refused("--model", "--model", odd, *flags[2:], "--out", tmp_path / "run")

@@ -141,7 +141,7 @@ def test_the_library_checks_values(words, message):
 
 
 def test_a_command_of_python_has_the_same_checks():
-    made = CommandParser("some", "")
+    made = CommandParser("some", "Something")
     made.group("Some")
     made.data()
     made.others()

@@ -5,6 +5,7 @@
 #include <optional>
 #include <utility>
 
+#include "espalier/base/check.h"
 #include "espalier/plan/range_minimum.h"
 
 namespace espalier {
