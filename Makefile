@@ -75,7 +75,7 @@ format: setup  ## clang-format all sources in place
 command: setup
 	@scripts/build.sh release espalier
 
-demo: command  ## prepare, inspect, verify, train and bench on real conversations (about 20 minutes on two cores the first time, 8 of them compiling)
+demo: command  ## prepare, inspect, verify, train and bench on real conversations (about 10 minutes on two fast cores the first time, 4 of them compiling)
 	@scripts/demo.sh
 
 demo-tiny: command  ## the same with a small random model (under two minutes once built)
