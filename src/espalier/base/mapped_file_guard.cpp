@@ -41,6 +41,7 @@ Block first_block;
 std::mutex mutex;
 std::optional<std::string> lost_file;  // a file that faulted and was unregistered since
 uintptr_t page_bytes = 4096;
+std::atomic<bool> has_other_action{false};
 struct sigaction other_action;  // that of another library of this process, which guards files of its own
 
 template <typename Predicate>
@@ -124,8 +125,6 @@ void GuardedRange::check() const {
 }
 
 void guard_mapped_files() {
-  static std::atomic<bool> is_guarded{false};
-  if (is_guarded.exchange(true)) return;
   page_bytes = static_cast<uintptr_t>(::sysconf(_SC_PAGESIZE));
   struct sigaction action{};
   action.sa_sigaction = on_bus_error;
@@ -133,7 +132,8 @@ void guard_mapped_files() {
   ::sigemptyset(&action.sa_mask);
   struct sigaction before{};
   ::sigaction(SIGBUS, &action, &before);
-  other_action = before;
+  // Only the first: two libraries that call each other would never end.
+  if (before.sa_sigaction != on_bus_error && !has_other_action.exchange(true)) other_action = before;
 }
 
 void check_mapped_files() {
