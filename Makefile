@@ -33,7 +33,7 @@ wheels: setup  ## the wheels of espalier-train and espalier-torch in dist/, buil
 test-machines: build  ## the C++ tests as other machines would run them: CPU levels, threads, seeds, load (about an hour)
 	@scripts/test_machines.sh
 
-test-machines-short: build  ## the numeric tests as a machine with AVX2 would run them (about five minutes)
+test-machines-short: build  ## the numeric tests as a machine with AVX2 would run them (a minute or two)
 	@scripts/test_machines.sh --short
 
 core-test:  ## build and test the LibTorch-free half alone (under a minute)
