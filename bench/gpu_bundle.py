@@ -6,7 +6,7 @@ Run it where scripts/setup.sh has installed the packages; take the folder along 
 separate folder with headers, a library (or, for GoogleTest, its sources) and a package file for CMake that knows no
 absolute path, so the folder is a list of prefixes:
 
-    python3 bench/gpu_bundle.py                      makes .gpu-bundle (about 7 MB), which git ignores
+    python3 bench/gpu_bundle.py                      makes .gpu-bundle (about 10 MB), which git ignores
     cmake ... -DCMAKE_PREFIX_PATH="$(echo "$PWD"/.gpu-bundle/* | tr ' ' ';')"
 
 bench/gpu_suite.sh does both. Static libraries are taken where there are any. They and the shared ones need a C and C++
@@ -14,14 +14,17 @@ library at least as new as that of the machine where they were collected.
 """
 
 import argparse
+import importlib.util
 import shutil
 import subprocess
 import sys
+import sysconfig
 import tempfile
 from pathlib import Path
 from typing import NamedTuple
 
 REPOSITORY = Path(__file__).resolve().parents[1]
+PYTHON = "python"  # the folder of what the Python modules need
 SOURCE_SUFFIXES = (".h", ".hpp", ".cpp", ".cc", ".cu", ".cuh")
 
 
@@ -189,6 +192,17 @@ def bundle(out):
             copy_gtest_sources(folder)
         if package.targets:
             write_package_files(package, library, folder / "cmake")
+    copy_python(out / PYTHON)
+
+
+def copy_python(folder):
+    """nanobind, and the headers of this version of Python, which a machine with an interpreter alone lacks."""
+    found = importlib.util.find_spec("nanobind")
+    if found is None or not found.origin:
+        raise Failure(f"expected the package nanobind for {sys.executable}, found none; use that of scripts/setup.sh --print-python")
+    shutil.copytree(Path(found.origin).parent, folder / "packages/nanobind", ignore=shutil.ignore_patterns("__pycache__"))
+    version = f"python{sys.version_info.major}.{sys.version_info.minor}"
+    shutil.copytree(sysconfig.get_path("include"), folder / "include" / version, ignore=shutil.ignore_patterns("__pycache__"))
 
 
 def main(argv=None):

@@ -74,7 +74,7 @@ fail() {
 while [[ $# -gt 0 ]]; do
   case $1 in
     --help | -h) usage; exit ;;
-    --bundle) exec python3 bench/gpu_bundle.py ;;
+    --bundle) exec "$(scripts/setup.sh --print-python)" bench/gpu_bundle.py ;;
     --dry-run) dry_run=true ;;
     --seconds | --stages | --jobs | --kinds | --attention | --architectures | --bundle-folder)
       [[ $# -ge 2 ]] || fail "$1 needs a value"
@@ -200,13 +200,23 @@ configure_and_build() {
   if [[ -d $bundle ]]; then
     prefixes=$(printf '%s;' "$(realpath "$bundle")"/*)
   fi
-  local -a targets=(espalier espalier_ops cuda_tests)
-  if "$python" -c "import nanobind" 2>/dev/null; then targets+=(espalier_python espalier_python_engine_module); fi
+  # The command is Python with compiled modules: they need nanobind and Python's headers.
+  local headers version
+  local -a more=()
+  if [[ -d $bundle/python ]] && ! "$python" -c "import nanobind" 2>/dev/null; then
+    PYTHONPATH=$(realpath "$bundle")/python/packages${PYTHONPATH:+:$PYTHONPATH}
+    export PYTHONPATH
+  fi
+  headers=$("$python" -c 'import sysconfig; print(sysconfig.get_path("include"))')
+  version=$("$python" -c 'import sys; print("python%d.%d" % sys.version_info[:2])')
+  if [[ ! -f $headers/Python.h && -d $bundle/python/include/$version ]]; then
+    more+=("-DPython_INCLUDE_DIR=$(realpath "$bundle/python/include/$version")")
+  fi
   # One file that does not compile must not hide what the rest shows.
   cmake -S . -B "$build" -G Ninja -DCMAKE_BUILD_TYPE=Release -DESPALIER_CUDA=ON -DCMAKE_CUDA_ARCHITECTURES="$architectures" \
-    -DESPALIER_PYTHON="$python" -DCMAKE_PREFIX_PATH="${prefixes%;}" \
+    -DESPALIER_PYTHON="$python" -DCMAKE_PREFIX_PATH="${prefixes%;}" "${more[@]}" \
     -DCMAKE_GTEST_DISCOVER_TESTS_DISCOVERY_MODE=PRE_TEST &&
-    cmake --build "$build" --parallel "$jobs" --target "${targets[@]}" -- -k 0
+    cmake --build "$build" --parallel "$jobs" --target espalier espalier_ops cuda_tests -- -k 0
 }
 
 # bin/espalier, which tests and scripts start.

@@ -464,7 +464,9 @@ def test_bundle(tmp_path):
     out = tmp_path / "bundle"
     assert gpu_bundle.main(["-o", str(out)]) == 0
     assert gpu_bundle.main(["-o", str(out)]) == 0  # again, over the first
-    assert sorted(path.name for path in out.iterdir()) == sorted(package.name.lower() for package in gpu_bundle.PACKAGES)
+    assert sorted(path.name for path in out.iterdir()) == sorted(
+        [gpu_bundle.PYTHON, *(package.name.lower() for package in gpu_bundle.PACKAGES)])  # fmt: skip
+    assert (out / "python/packages/nanobind/cmake").is_dir() and len(list((out / "python/include").glob("python3.*/Python.h"))) == 1
     files = [path for path in out.rglob("*") if path.is_file()]
     assert not any(path.is_symlink() for path in files) and sum(path.stat().st_size for path in files) < 30e6
     for path in out.rglob("*.cmake"):
