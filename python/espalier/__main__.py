@@ -55,8 +55,7 @@ def main() -> NoReturn:
     errors.IN_COMMAND = True
     open_standard_streams()
     # An interrupt while modules are read ends the process without a traceback; commands that clean up handle it.
-    interrupts = signal.getsignal(signal.SIGINT) is signal.default_int_handler
-    if interrupts:
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
     try:
         status = run(sys.argv[1:])

@@ -168,6 +168,11 @@ def test_tables_have_their_lines(file):
         {"where": f"{path}:2", "values": {"data": "a", "weight": 2}}, {"where": f"{path}:6", "values": {"data": ["b", "c"]}}]  # fmt: skip
 
 
+def test_a_line_of_text_that_looks_like_a_table_is_none(file):
+    path = file("[[mix]]\ndata = '''\n[[mix]]\n'''\n")
+    assert json.loads(read_tables("--mix", path, "mix")) == [{"where": path, "values": {"data": "[[mix]]\n"}}]
+
+
 @pytest.mark.parametrize("text, message", [
     ("", ": expected tables [[mix]], received none"), ("a = 1\n", ":1: unknown key `a`: expected tables [[mix]]"),
     ("[mix]\na = 1\n", ":1: unknown key `mix`"), ("[[mix]]\na = 1\n[[mix]]\nb = 1979-05-27\n", ":4: key `b`: expected text"),

@@ -9,6 +9,7 @@ import shlex
 import shutil
 import signal
 import subprocess
+import sys
 import time
 
 import pytest
@@ -235,3 +236,12 @@ def test_the_manual_page_reads_as_help_does(espalier, page):
                      "espalier prepare --output ROWS [flags] FILE ...",
                      "--strategy auto|partition|tree-packing|append-only|sequence-packing", "(default: 1e-05)"]:  # fmt: skip
         assert sentence in text, sentence
+
+
+def test_help_and_completion_load_nothing_that_is_compiled():
+    for words in (["--help"], ["train", "--help"], ["logprobs", "--help"], ["inspect", "--help"], ["completion", "bash"]):
+        command = [sys.executable, "-X", "importtime", "-m", "espalier", *words]
+        done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(REPOSITORY / "python")})
+        loaded = {line.rsplit("|")[-1].strip() for line in done.stderr.splitlines()}
+        assert done.returncode == 0 and "espalier.commands.registry" in loaded  # control: names are read
+        assert not loaded & {"torch", "numpy", "transformers", "espalier._core", "espalier._engine"}, (words, loaded)

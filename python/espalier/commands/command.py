@@ -15,6 +15,7 @@ from .signals import Stopped, stops_raise
 OUT_OF_MEMORY = ("out of memory: give a smaller --memory-budget, --token-budget or --batch-size, or --checkpoint-activations "
                  "layer, or use fewer trajectories (--limit)")  # fmt: skip
 
+
 def run_command(name: str, work: Callable[[], int | None], out_of_memory: str = "out of memory") -> int:
     """Runs work() and returns the exit code: its own, 0 done, 1 failed, 2 wrong options (each with a one-line message), 130
     interrupted, 128 + N ended by signal N. Wrong arguments raise SystemExit. `out_of_memory`: the message of a MemoryError."""

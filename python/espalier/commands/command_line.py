@@ -10,7 +10,6 @@ import sys
 
 from .console import say, write
 
-MOST_ROW_BYTES = 256 << 20  # by default
 ROW_SUFFIXES = (".jsonl", ".jsonl.gz", ".jsonl.zst", ".safetensors")
 
 
@@ -82,7 +81,7 @@ def hub_advice(missing):
 
 
 def add_bad_row_flags(parser):
-    parser.add_argument("--max-row-bytes", type=byte_count, default=MOST_ROW_BYTES, metavar="SIZE",
+    parser.add_argument("--max-row-bytes", type=byte_count, default=256 << 20, metavar="SIZE",
                         help="longer lines, such as of 1GiB, are bad rows and do not fill the memory (default: 256MiB)")
     parser.add_argument("--skip-bad-rows", action="store_true",
                         help="count and report bad lines instead of stopping at the first")

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """`espalier init`: a random model."""
 
-import json
-
 from .command import run_work
 from .command_line import print_whole
 from .console import count_of, printable
@@ -42,7 +40,7 @@ def work(arguments, process):
     engine = load("init")
     process.add(engine)
     dtype, has_tokenizer = arguments.dtype or "float32", arguments.tokenizer == "bytes"
-    files = json.loads(tokenizer_files()) if has_tokenizer else {}
+    files = tokenizer_files() if has_tokenizer else {}
     parameters = engine.init_model(arguments.config, arguments.out, arguments.seed or 0, dtype, files,
                                    LEAST_TOKENS if has_tokenizer else 0)  # fmt: skip
     print_whole(f"{printable(arguments.out)}: {count_of(parameters, 'parameter')} in {dtype}\n")

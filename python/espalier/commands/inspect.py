@@ -12,7 +12,7 @@ from typing import Any
 from ..errors import InputError
 from ..rows.advice import needs_conversion
 from .command import run_command
-from .command_line import MOST_ROW_BYTES, byte_count, print_whole
+from .command_line import byte_count, print_whole
 from .console import printable
 from .native import print_result, run_native, texts_of
 from .parser import DATA, OUTPUT, CommandParser
@@ -41,9 +41,9 @@ def parser() -> CommandParser:
 
 def _inspect(words: Sequence[str]) -> None:
     """Prints the report."""
-    from ..native import core
-
     arguments, process = parser().parse(words), Process()
+    from ..native import core  # not for --help
+
     texts = texts_of(arguments, without=("json", "per_turn"))
     core.check_options("inspect", texts)
     files = core.expand_file_patterns(arguments.data or [])
@@ -64,7 +64,9 @@ def _inspect(words: Sequence[str]) -> None:
 
 def _needs_conversion(files: Sequence[Path], arguments: argparse.Namespace) -> bool:
     """Whether `espalier prepare` has to convert the files first. Raises InputError where it has to convert only some of them."""
-    most = byte_count(arguments.max_row_bytes or MOST_ROW_BYTES)
+    from ..native import core
+
+    most = byte_count(arguments.max_row_bytes or core.MAX_ROW_BYTES)
     raw = [file for file in files if needs_conversion(file, most, skips=bool(arguments.skip_bad_rows))]
     rows = [file for file in files if file not in raw]
     if raw and rows:

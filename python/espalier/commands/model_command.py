@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """What commands need that compute with a model in Python, by themselves or as ranks of torchrun."""
 
-from ..engine_library import load
 from ..errors import InputError
 from ..rows.advice import with_advice
 from .command_line import print_whole
 from .console import say
 from .parser import DATA_FLAGS, present_values
 from .progress import Progress
+
 
 class Work:
     """A command at work, with the compiled trainer.
@@ -17,6 +17,8 @@ class Work:
     """
 
     def __init__(self, name, process, group=None):
+        from ..engine_library import load
+
         native = load(name)
         self._native, self._group = native, group
         self.tells = group is None or group.rank() == 0

@@ -10,7 +10,6 @@ from .parser import CommandParser
 from .process import Process
 
 
-
 def parser() -> CommandParser:
     """All flags."""
     made = CommandParser("synth")

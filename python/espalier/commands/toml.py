@@ -56,6 +56,13 @@ class TomlFile:
             return f"{self.name}:{number}"
         return self.name
 
+    def headers(self, name: str) -> list[str]:
+        """"FILE:LINE" of each table [[name]]; the file alone where text in the file looks like one."""
+        lines = [number for number, line in enumerate(self._text.splitlines(), start=1)
+                 if re.match(rf"\s*\[\[\s*{re.escape(name)}\s*\]\]", line)]  # fmt: skip
+        tables = self.values.get(name, [])
+        return [f"{self.name}:{number}" for number in lines] if len(lines) == len(tables) else [self.name] * len(tables)
+
     def check_value(self, value: object, *path: str | int) -> None:
         """Raises InputError unless it is text, a finite number, true, false or a list of these."""
         parts = value if isinstance(value, list) else [value]
@@ -81,10 +88,10 @@ def read_tables(flag: str, file: str, name: str) -> str:
         if key != name or not isinstance(value, list) or not all(isinstance(each, dict) for each in value):
             raise InputError(f"{toml.place(key)}: unknown key `{key}`: expected tables [[{name}]]")
     tables = []
-    for number, values in enumerate(toml.values.get(name, [])):
+    for where, (number, values) in zip(toml.headers(name), enumerate(toml.values.get(name, [])), strict=True):
         for key, value in values.items():
             toml.check_value(value, name, number, key)
-        tables.append({"where": toml.place(name, number), "values": values})
+        tables.append({"where": where, "values": values})
     if not tables:
         raise InputError(f"{toml.name}: expected tables [[{name}]], received none")
     return json.dumps(tables)

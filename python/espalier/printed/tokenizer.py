@@ -17,8 +17,8 @@ def _added(content: str) -> dict[str, Any]:
     return {"content": content, "single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
 
 
-def tokenizer_files() -> str:
-    """Texts of the files by name, as JSON."""
+def tokenizer_files() -> dict[str, str]:
+    """Texts of the files by name."""
     byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": False}
     tokenizer: dict[str, Any] = {
         "version": "1.0", "truncation": None, "padding": None,
@@ -32,6 +32,5 @@ def tokenizer_files() -> str:
               "bos_token": None, "eos_token": _SPECIAL[2], "pad_token": _SPECIAL[0], "unk_token": None,
               "clean_up_tokenization_spaces": False,
               "chat_template": _TEMPLATE}  # which Transformers before 4.43 reads, instead of the file # fmt: skip
-    files = {"tokenizer.json": json.dumps(tokenizer, indent=1, ensure_ascii=False) + "\n",
+    return {"tokenizer.json": json.dumps(tokenizer, indent=1, ensure_ascii=False) + "\n",
              "tokenizer_config.json": json.dumps(config, indent=2) + "\n", "chat_template.jinja": _TEMPLATE}  # fmt: skip
-    return json.dumps(files)

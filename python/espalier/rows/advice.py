@@ -10,7 +10,6 @@ from typing import Any
 from ..errors import BadRow, InputError
 from .foreign_files import refuse_foreign_file
 
-_MOST_BYTES = 256 << 20
 _PLACE = re.compile(r"(?P<source>source [^:]*: )?(?P<file>.+?)(?::\d+)?: (?=field |expected )")
 
 
@@ -71,9 +70,10 @@ def with_advice(error: InputError) -> InputError:
     except OSError:
         return error
     from ..io.importing import kind_of_file
+    from ..native import core
 
     try:
-        kind = kind_of_file(path, argparse.Namespace(format=None, max_row_bytes=_MOST_BYTES, skip_bad_rows=False))
+        kind = kind_of_file(path, argparse.Namespace(format=None, max_row_bytes=core.MAX_ROW_BYTES, skip_bad_rows=False))
     except (InputError, OSError):
         return error
     if kind is None or kind.name == "rows":

@@ -29,16 +29,13 @@ struct InspectArguments {
   std::string html;
 };
 
-// In FLOPs of the whole forest in one micro-batch. In tokens without a model, or if every trajectory is a
-// single token, because then no token can carry loss.
-Gains predict(const std::string& model, const Trajectories& trajectories,
-              const ForestStatistics& statistics) {
-  const Gains in_tokens = Gains::in_tokens(statistics, statistics.tree_tokens);
-  if (model.empty()) return in_tokens;
+/// In FLOPs of the whole forest in one micro-batch; nullopt if every trajectory is a single token, because
+/// then no token can carry loss.
+std::optional<Gains> gains_in_flops(const std::string& model, const Trajectories& trajectories) {
   const Step step = make_step(trajectories, {.terms = TermChoice::kWithLossOrAll});
   StepFlops flops;
   flops.add(model_cost(read_config(model)), step);
-  return flops.plan > 0 ? flops.gains() : in_tokens;
+  return flops.plan > 0 ? std::optional(flops.gains()) : std::nullopt;
 }
 
 std::optional<Vocabulary> vocabulary_of(const std::string& model, const Caller& caller) {
@@ -53,13 +50,10 @@ nlohmann::ordered_json run_inspect(const InspectArguments& flags, const Caller& 
   const Forest forest = forest_of(trajectories, {});
   const std::optional<Vocabulary> known = vocabulary_of(flags.model, caller);
   const Vocabulary* vocabulary = known ? &*known : nullptr;
-  InspectReport report;
-  report.statistics = forest_statistics(forest);
-  report.by_depth = sharing_by_depth(forest);
-  report.gains = predict(flags.model, trajectories, report.statistics);
-  SharingOptions options;
-  options.vocabulary = vocabulary;
-  report.sharing = analyse_sharing(trajectories, forest, options);
+  InspectReport report = inspect_rows(trajectories, forest, vocabulary);
+  if (!flags.model.empty()) {
+    report.gains = gains_in_flops(flags.model, trajectories).value_or(report.gains);
+  }
   if (!flags.html.empty()) {
     const std::string title = printable(flags.data.title());
     write_text(flags.html,

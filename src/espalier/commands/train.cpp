@@ -17,6 +17,7 @@
 #include "espalier/commands/plan_summary.h"
 #include "espalier/commands/plan_table.h"
 #include "espalier/commands/run_record.h"
+#include "espalier/commands/train_arguments.h"
 #include "espalier/engine/order.h"
 #include "espalier/measure/device_options.h"
 #include "espalier/measure/model_use.h"
@@ -41,33 +42,7 @@ namespace {
 // Distinct from failure (1) and wrong usage (2), so that a scheduler can restart a preempted run.
 constexpr int kStoppedExitCode = 3;
 
-constexpr int64_t kMostProcesses = 1024;
-
 constexpr const char* kMixFile = "mix.toml";  // in the run's folder
-
-struct TrainArguments {
-  DataFlags data;
-  MixFlags mix;
-  Planning planning;
-  DeviceOptions device;
-  LoraFlags lora;
-  TrainOptions train;
-  std::optional<at::ScalarType> save_dtype;
-  std::string model, reference_model, profile;
-  std::string repeats;                 // folder of the run that this one repeats; "": none
-  std::vector<std::string> eval_data;  // names and patterns
-  EvaluationOptions evaluation;
-  int64_t context_parallel = 1;
-  bool dry_run = false;
-
-  /// The flags of --data applied to the files of --eval-data.
-  DataFlags held_out_data() const {
-    DataFlags flags = data;
-    flags.data = eval_data;
-    flags.limit = 0;
-    return flags;
-  }
-};
 
 ModelUse use_of(const TrainArguments& flags, const MixedData& data, at::Device device) {
   const DecoderConfig config = read_config(flags.model);
@@ -596,60 +571,6 @@ void TrainRun::on_prediction(const Step& step, const StepPrediction& prediction,
                    plan_file().string()));
 }
 
-void add_run_flags(OptionList* list, TrainArguments* flags) {
-  add_run_options(&flags->train, list);
-  add_dtype(list, "save-dtype", &flags->save_dtype,
-            "Precision of saved weights (default: --dtype) or adapters (default: the precision in which they "
-            "are trained, float32 for a bfloat16 model)",
-            {.group = "Run"});
-  list->add(
-      "context-parallel", &flags->context_parallel,
-      "Processes that compute every micro-batch together, each a part of its tokens, for trees that are "
-      "too large or too slow for one: a divisor of their number. Models of attention layers alone",
-      {.least = 1, .most = kMostProcesses});
-  list->add("repeats", &flags->repeats, "Folder of the run that `espalier rerun` repeats", {.hidden = true});
-  list->add("dry-run", &flags->dry_run,
-            "Print the resolved config, the plan, the predicted memory and speed-up, and write nothing");
-}
-
-void add_reference_model(OptionList* list, TrainArguments* flags) {
-  list->add(
-      "reference-model", &flags->reference_model,
-      "Model folder of a reference or teacher with the same vocabulary: compute ref_logprobs of all rows "
-      "with it before training, in --dtype on --device. The rows must have none. They are stored in "
-      "--out and reused by --resume. Not with --mix",
-      {.path = PathKind::kFolder});
-}
-
-void add_evaluation_flags(OptionList* list, TrainArguments* flags) {
-  list->add("eval-data", &flags->eval_data,
-            "Held-out rows, files as for --data. Their loss by --objective, computed over all of them like "
-            "one step, is written to metrics.jsonl as separate records. Not with --mix",
-            {.path = PathKind::kFile, .group = "Evaluation"});
-  add_evaluation_options(&flags->evaluation, list);
-}
-
-void add_flags(OptionList* list, TrainArguments* flags) {
-  add_model(list, &flags->model);
-  flags->data.add(list, /*required=*/false);
-  flags->mix.add(list);
-  add_run_flags(list, flags);
-  add_objective_options(&flags->train.objective, list);
-  add_reference_model(list, flags);
-  add_step_options(&flags->train, list);
-  add_evaluation_flags(list, flags);
-  add_optimizer_options(&flags->train, list, /*schedules=*/true);
-  flags->lora.add(list);
-  flags->planning.add(list);
-  flags->device.add(list, /*trains=*/true);
-  add_dtype(list, "dtype", &flags->train.dtype,
-            "Precision of training (bfloat16: with float32 master weights and gradient accumulation)");
-  add_freeze_pad_embedding(list, &flags->train.freeze_pad_embedding);
-  add_threads(list);
-  add_profile(list, &flags->profile, "one step");
-  add_profile_step(&flags->train, list);
-}
-
 }  // namespace
 
 Command train_command(const Caller& caller) {
@@ -660,7 +581,7 @@ Command train_command(const Caller& caller) {
     if (!flags->mix.file.empty() && !list.at("shuffle").is_given()) flags->train.shuffle = Shuffle::kGroups;
     return TrainRun(*flags, list, caller).run();
   }};
-  add_flags(&command.options, flags.get());
+  flags->add(&command.options);
   return command;
 }
 

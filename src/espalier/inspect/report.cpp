@@ -127,6 +127,16 @@ Json sharing_to_json(const InspectReport& report, const Trajectories& trajectori
 
 }  // namespace
 
+InspectReport inspect_rows(const Trajectories& trajectories, const Forest& forest,
+                           const Vocabulary* vocabulary) {
+  InspectReport report;
+  report.statistics = forest_statistics(forest);
+  report.by_depth = sharing_by_depth(forest);
+  report.gains = Gains::in_tokens(report.statistics, report.statistics.tree_tokens);
+  report.sharing = analyse_sharing(trajectories, forest, {.vocabulary = vocabulary});
+  return report;
+}
+
 std::string snippet(const Vocabulary* vocabulary, std::span<const int32_t> tokens) {
   if (vocabulary != nullptr) return vocabulary->text(tokens);
   return fmt::format("{}", fmt::join(tokens, " "));

@@ -34,6 +34,10 @@ struct InspectReport {
   SharingReport sharing;
 };
 
+/// What the rows share and lose, with gains in tokens. `vocabulary`: nullptr where there is none.
+InspectReport inspect_rows(const Trajectories& trajectories, const Forest& forest,
+                           const Vocabulary* vocabulary);
+
 /// The text of a token sequence, or its ids without a vocabulary.
 std::string snippet(const Vocabulary* vocabulary, std::span<const int32_t> tokens);
 

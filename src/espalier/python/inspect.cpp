@@ -56,13 +56,7 @@ RowsReport inspect(const Trajectories& trajectories, const std::optional<Given<i
                               std::string(texts.c_str(), texts.size()));
   }
   const Interruptible guard;
-  InspectReport& report = result.report;
-  report.statistics = forest_statistics(result.forest);
-  report.by_depth = sharing_by_depth(result.forest);
-  report.gains = Gains::of(static_cast<double>(report.statistics.flat_tokens),
-                           static_cast<double>(report.statistics.append_only_tokens),
-                           static_cast<double>(report.statistics.tree_tokens), /*in_flops=*/false);
-  report.sharing = analyse_sharing(trajectories, result.forest, {.vocabulary = result.known()});
+  result.report = inspect_rows(trajectories, result.forest, result.known());
   check_mapped_files();
   return result;
 }
