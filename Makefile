@@ -2,7 +2,7 @@
 # Espalier. `make demo` and `make test` each do all set-up first; a second run repeats no work.
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help setup build command test wheels test-machines test-machines-short core-test cuda asan asan-train tsan fuzz lint format demo demo-tiny demo-rl examples docs clean
+.PHONY: help setup build command complete test wheels test-machines test-machines-short core-test cuda asan asan-train tsan fuzz lint format demo demo-tiny demo-rl examples docs clean
 
 # Some container images set it. Every Python process of a test would then compile PyTorch's modules again.
 unexport PYTHONDONTWRITEBYTECODE
@@ -19,8 +19,12 @@ setup:  ## system packages, and .venv unless an active environment has torch >= 
 build: setup  ## the command bin/espalier and the tests
 	@scripts/build.sh release
 
+# An active environment has what its user put into it.
+complete: setup
+	@scripts/setup.sh --complete
+
 # Python tests wait for processes a tenth of their time: there is one worker more than cores.
-test: build  ## all tests: C++, layers, documents, Python
+test: complete build  ## all tests: C++, layers, documents, Python
 	@python3 tests/check_layers.py --self-test
 	@python3 tests/check_types.py --self-test
 	@python3 tests/check_docs.py --self-test
@@ -50,7 +54,7 @@ asan:  ## the same by clang, under address and undefined-behaviour sanitizers
 	@scripts/build.sh asan
 	@ctest --preset asan --parallel $(TEST_JOBS)
 
-asan-train: setup  ## long runs and failures of the command, with LibTorch, under the same sanitizers (half an hour, most of it to compile)
+asan-train: complete  ## long runs and failures of the command, with LibTorch, under the same sanitizers (half an hour, most of it to compile)
 	@scripts/build.sh asan-train espalier
 	@ESPALIER_PROGRAM=$(CURDIR)/build/asan-train/bin/espalier ASAN_OPTIONS=detect_leaks=0:quarantine_size_mb=1 \
 	  PYTHONPATH=python $(PYTHON) -m pytest -q --numprocesses $(TEST_JOBS) tests/python/test_long_runs.py tests/python/test_faults.py \
@@ -66,34 +70,34 @@ fuzz:  ## every parser on mutated inputs, a minute in all
 	@scripts/build.sh asan fuzz_targets
 	@scripts/fuzz.sh
 
-lint: setup  ## formatting, ruff, mypy, layers, documents, and clang-tidy on the LibTorch-free half
+lint: complete  ## formatting, ruff, mypy, layers, documents, and clang-tidy on the LibTorch-free half
 	@scripts/lint.sh
 
-format: setup  ## clang-format all sources in place
+format: complete  ## clang-format all sources in place
 	@scripts/lint.sh --format
 
 command: setup
 	@scripts/build.sh release espalier
 
-demo: command  ## prepare, inspect, verify, train and bench on real conversations (about 10 minutes on two fast cores the first time, 4 of them compiling)
+demo: complete command  ## prepare, inspect, verify, train and bench on real conversations (about 10 minutes on two fast cores the first time, 4 of them compiling)
 	@scripts/demo.sh
 
-demo-tiny: command  ## the same with a small random model (under two minutes once built)
+demo-tiny: complete command  ## the same with a small random model (under two minutes once built)
 	@scripts/demo.sh --tiny
 
-demo-rl: setup  ## an agent that learns from its own rollouts, on trees and with packing (a minute or two)
+demo-rl: complete  ## an agent that learns from its own rollouts, on trees and with packing (a minute or two)
 	@scripts/build.sh release espalier_python espalier_python_engine_module
 	@PYTHONPATH=python $(PYTHON) examples/desk_rl/train.py --out runs/demo-rl/curve.jsonl
 	@$(PYTHON) examples/desk_rl/curve.py runs/demo-rl/curve.jsonl -o runs/demo-rl/curve.svg
 
 EXAMPLES = trl_sft trl_dpo trl_grpo peft_lora traces_to_checkpoint
 
-examples: command  ## every program of examples/, with its measured gain (some minutes; needs trl and peft)
+examples: complete command  ## every program of examples/, with its measured gain (some minutes; needs trl and peft)
 	@for example in $(EXAMPLES); do \
 	  PYTHONPATH=python $(PYTHON) examples/$$example.py || exit 1; \
 	done
 
-docs: command  ## the site of docs/ in build/site; dead links are errors (scripts/docs.sh --serve shows it)
+docs: complete command  ## the site of docs/ in build/site; dead links are errors (scripts/docs.sh --serve shows it)
 	@scripts/docs.sh
 
 clean:  ## remove what was built (not .venv, data or runs)

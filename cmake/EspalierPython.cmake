@@ -16,7 +16,9 @@ endmacro()
 # are not.
 macro(espalier_find_nanobind)
   set(Python_EXECUTABLE ${ESPALIER_PYTHON})
-  execute_process(COMMAND ${Python_EXECUTABLE} -m nanobind --cmake_dir
+  # scripts/setup.sh puts into the folder what an active environment lacks.
+  execute_process(COMMAND ${CMAKE_COMMAND} -E env PYTHONPATH=${PROJECT_SOURCE_DIR}/build/python-tools:$ENV{PYTHONPATH}
+                          ${Python_EXECUTABLE} -m nanobind --cmake_dir
                   OUTPUT_VARIABLE nanobind_DIR OUTPUT_STRIP_TRAILING_WHITESPACE ERROR_QUIET)
   find_package(Python 3.11 QUIET COMPONENTS Interpreter Development.Module OPTIONAL_COMPONENTS ${SKBUILD_SABI_COMPONENT})
   if(nanobind_DIR AND Python_FOUND)

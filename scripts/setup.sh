@@ -2,12 +2,14 @@
 # SPDX-License-Identifier: Apache-2.0
 # Set-up for Debian 12 and Ubuntu 24.04: system packages, and a Python that has torch. Work that was done is not
 # repeated. The Python is that of an active environment (VIRTUAL_ENV, CONDA_PREFIX) which has torch >= 2.9, taken
-# as it is; otherwise .venv, made from requirements.txt.
+# as it is: what builds need besides goes to build/python-tools. Otherwise it is .venv, made from requirements.txt.
 #
 #   scripts/setup.sh                 does all of it
 #   scripts/setup.sh --core          system packages only (all that the LibTorch-free half needs)
 #   scripts/setup.sh --clang         the same, and clang with its sanitizers and its fuzzer
 #   scripts/setup.sh --print-python  prints the path of the Python that is used, and does nothing
+#   scripts/setup.sh --print-missing prints what tests, demo and lint use and this Python lacks, as arguments of pip install
+#   scripts/setup.sh --complete      fails where it lacks any
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -70,17 +72,38 @@ active_environment() {
   done
 }
 
-# What the tests and the demo import besides torch, and what only .venv is sure to have.
-report_missing_modules() {
-  "$1/bin/python" - <<'PYTHON' >&2
-import importlib.util
-needed = ["transformers", "tokenizers", "safetensors", "gguf", "accelerate", "zstandard", "pytest", "xdist", "tensorboard",
-          "nanobind", "scikit_build_core", "auditwheel"]
-missing = [name for name in needed if importlib.util.find_spec(name) is None]
-if missing:
-    print(f"setup: note: the active environment lacks {', '.join(missing)}, which the tests and the demo use; "
-          "install them (requirements.txt has the versions) or deactivate it")
+# Distributions that the Python $1 lacks, as requirements.txt pins them: those named, or without names all that the project uses itself.
+missing_distributions() {
+  "$1" - "${@:2}" <<'PYTHON'
+import importlib.metadata, re, sys
+with open("requirements.txt", encoding="utf-8") as file:
+    used = re.findall(r"^([\w-]+)==(\S+)", file.read().partition("\n# Then")[0], re.MULTILINE)
+installed = {re.sub(r"[-_.]+", "-", each.name).lower(): each.version for each in importlib.metadata.distributions() if each.name}
+names = sys.argv[1:]
+print(*[f"{name}=={version}" for name, version in used
+        if (name in names and installed.get(name) != version if names else name not in installed)])
 PYTHON
+}
+
+# nanobind and scikit-build-core in the versions of requirements.txt: the active environment is the user's, who may need others.
+install_build_tools() {
+  local python=$1 folder=build/python-tools stamp missing
+  missing=$(missing_distributions "$python" nanobind scikit-build-core)
+  if [[ -z $missing ]]; then
+    rm -rf "$folder"
+    return
+  fi
+  stamp="$python $missing"
+  [[ -f $folder/.installed && $(<"$folder/.installed") == "$stamp" ]] && return
+  say "installing $missing into $folder"
+  rm -rf "$folder"
+  # shellcheck disable=SC2086  # one word each
+  if ! "$python" -m pip install --quiet --disable-pip-version-check --target "$folder" $missing >&2; then
+    rm -rf "$folder"
+    say "cannot install what the build needs; run: $python -m pip install $missing"
+    exit 1
+  fi
+  echo "$stamp" >"$folder/.installed"
 }
 
 make_venv() {
@@ -102,7 +125,7 @@ make_venv() {
 }
 
 # Two set-ups of one clone wait for each other.
-if [[ ${1:-} != --print-python ]]; then
+if [[ ${1:-} != --print-* ]]; then
   mkdir -p build
   exec {lock}>build/.setup-lock
   flock "$lock"
@@ -112,6 +135,16 @@ case "${1:-}" in
   --print-python)
     active=$(active_environment)
     echo "${active:-$PWD/.venv}/bin/python"
+    ;;
+  --print-missing | --complete)
+    active=$(active_environment)
+    missing=$(missing_distributions "${active:-$PWD/.venv}/bin/python")
+    if [[ $1 == --print-missing ]]; then
+      echo "$missing"
+    elif [[ -n $missing ]]; then
+      say "this takes more than the active environment has; run: $active/bin/python -m pip install $missing"
+      exit 1
+    fi
     ;;
   --core)
     install_packages
@@ -124,15 +157,19 @@ case "${1:-}" in
   "")
     install_packages
     active=$(active_environment)
+    unused=${VIRTUAL_ENV:-${CONDA_PREFIX:-}}
     if [[ -n $active ]]; then
       say "using the active environment $active as it is"
-      report_missing_modules "$active"
+      install_build_tools "$active/bin/python"
     else
+      if [[ -n $unused && $unused != "$PWD/.venv" ]]; then
+        say "the active environment $unused has no torch >= 2.9; using .venv (pip install torch there, and start again, to use it)"
+      fi
       make_venv
     fi
     ;;
   *)
-    echo "usage: scripts/setup.sh [--core | --clang | --print-python]" >&2
+    echo "usage: scripts/setup.sh [--core | --clang | --print-python | --print-missing | --complete]" >&2
     exit 2
     ;;
 esac

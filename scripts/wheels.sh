@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 # Builds the wheels of espalier-train and espalier-torch for the Python and the PyTorch of the environment, and tests them in clean
-# environments: scripts/wheels.sh [FOLDER], by default dist. These see the environment's PyTorch and Transformers; with
-# ESPALIER_INDEX=1 all comes from the package index. ESPALIER_JOBS sets the number of compilers that run at once, and
+# environments: scripts/wheels.sh [FOLDER], by default dist. These see what the environment has, and install what it lacks; with
+# ESPALIER_INDEX=1 they see nothing of it. ESPALIER_JOBS sets the number of compilers that run at once, and
 # ESPALIER_CUDA=ON builds CUDA kernels.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -14,8 +14,8 @@ say() { printf '\n== %s\n' "$*"; }
 wheel() {  # PROJECT SETTING...
   local project=$1
   shift
-  "$python" -m pip wheel --disable-pip-version-check --no-build-isolation --no-deps --no-index --wheel-dir "$dist" \
-    "${@/#/--config-settings=cmake.define.}" "$project"
+  PYTHONPATH=$PWD/build/python-tools:${PYTHONPATH:-} "$python" -m pip wheel --disable-pip-version-check --no-build-isolation \
+    --no-deps --no-index --wheel-dir "$dist" "${@/#/--config-settings=cmake.define.}" "$project"
 }
 
 if command -v ccache >/dev/null; then
@@ -43,21 +43,18 @@ if "$python" -m auditwheel --version >/dev/null 2>&1; then
   echo "espalier-torch takes from outside: $(tr '\n' ' ' <<<"$outside")"
 fi
 
-install() {  # ENVIRONMENT WHEEL...
+install() {  # ENVIRONMENT REQUIREMENT...
   local environment=$1
   shift
   "$python" -m venv --clear --without-pip "$environment"
-  if [[ -n ${ESPALIER_INDEX:-} ]]; then
-    (($# == 1)) || set -- "$@" "$train[server]" "$(grep -o '^tinker==[^ ]*' requirements.txt)"
-    "$python" -m pip --python "$environment/bin/python" install --quiet --find-links "$dist" "$@" 'transformers>=5.5.4,<5.25'
-  else
-    "$python" -m pip --python "$environment/bin/python" install --quiet --disable-pip-version-check --no-deps --no-index "$@"
+  if [[ -z ${ESPALIER_INDEX:-} ]]; then
     "$python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))' >"$(echo "$environment"/lib/python*/site-packages)/environment.pth"
   fi
+  "$python" -m pip --python "$environment/bin/python" install --quiet --disable-pip-version-check --find-links "$dist" "$@"
 }
 say "clean environments"
-install "$folder/torch" "$train" "$torch"
-install "$folder/train" "$train"
+install "$folder/torch" "$train[hf,server]" "$torch" "$(grep -o '^tinker==[^ ]*' requirements.txt)"
+install "$folder/train" "$train[prepare]"
 "$folder/torch/bin/python" scripts/check_wheels.py "$folder/torch" "$folder/train"
 say "wheels in $dist"
 ls -sh "$train" "$torch"
