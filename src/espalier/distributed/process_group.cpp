@@ -67,6 +67,27 @@ void wait(const c10::intrusive_ptr<c10d::Work>& work, at::Device device) {
   }
 }
 
+// PyTorch 2.15 deprecates `_allgather_base` and `alltoall_base` for new names. Templates, so that only the
+// name that exists is compiled.
+template <class Backend>
+c10::intrusive_ptr<c10d::Work> all_gather(Backend& group, at::Tensor& all, at::Tensor& own) {
+  if constexpr (requires { group.all_gather_single(all, own); }) {
+    return group.all_gather_single(all, own);
+  } else {
+    return group._allgather_base(all, own);
+  }
+}
+
+template <class Backend>
+c10::intrusive_ptr<c10d::Work> all_to_all(Backend& group, at::Tensor& received, at::Tensor& sent,
+                                          std::vector<int64_t>& output, std::vector<int64_t>& input) {
+  if constexpr (requires { group.all_to_all_single(received, sent, output, input); }) {
+    return group.all_to_all_single(received, sent, output, input);
+  } else {
+    return group.alltoall_base(received, sent, output, input);
+  }
+}
+
 class ProcessGroup : public Group {
  public:
   ProcessGroup(c10::intrusive_ptr<c10d::ProcessGroup> group, SplitRanks split)
@@ -77,7 +98,7 @@ class ProcessGroup : public Group {
 
   at::Tensor gather(const at::Tensor& own) const override {
     at::Tensor all = at::empty({size() * own.numel()}, own.options()), flat = own.contiguous().view(-1);
-    wait(start([&] { return group_->_allgather_base(all, flat); }), own.device());
+    wait(start([&] { return all_gather(*group_, all, flat); }), own.device());
     std::vector<int64_t> shape = own.sizes().vec();
     shape.insert(shape.begin(), size());
     return all.view(shape);
@@ -88,7 +109,7 @@ class ProcessGroup : public Group {
     std::vector<int64_t> shape = rows.sizes().vec(), input = send, output = receive;
     shape[0] = std::accumulate(receive.begin(), receive.end(), int64_t{0});
     at::Tensor received = at::empty(shape, rows.options()), sent = rows;
-    const auto work = start([&] { return group_->alltoall_base(received, sent, output, input); });
+    const auto work = start([&] { return all_to_all(*group_, received, sent, output, input); });
     return [work, sent, received] {
       wait(work, received.device());
       return received;
