@@ -32,6 +32,6 @@ def test_a_row_names_tests_that_exist(row):
 
 
 def test_tested_versions_of_transformers():
-    from espalier.hf.proof import TESTED
+    from espalier.hf.versions import TESTED
 
     assert f"| Transformers | {', '.join(TESTED)} |" in TEXT

@@ -14,7 +14,7 @@ import espalier
 from conftest import REPOSITORY
 from espalier import kept
 from espalier.errors import Unsupported
-from espalier.hf import mixers, patch, patching, proof, verdicts
+from espalier.hf import mixers, patch, patching, proof, verdicts, versions
 from espalier.hf.families import backbone_of, stock_class
 from espalier.hf.float64 import InFloat64
 from espalier.hf.small_copy import NotSmall, Scale, draw_weights, kinds_of_layers, small_config, small_model
@@ -179,7 +179,7 @@ def test_once_for_each_configuration(monkeypatch):
     patch(default_model("olmo2"))
     assert len(proven) == 2
     patch(default_model("llama"))
-    count = 2 if proof.is_tested() else 3  # the tests cover it, with versions that they are run with
+    count = 2 if versions.is_tested() else 3  # the tests cover it, with versions that they are run with
     assert len(proven) == count
     file = next(kept.folder("proofs").glob("olmo2-*.json"))
     assert json.loads(file.read_text()) == {"fault": None, "reference": "a small copy in float64"}

@@ -10,7 +10,7 @@ import transformers
 from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache
 
 from espalier.errors import Unsupported
-from espalier.hf import patch, proof, sharing, unpatch, verify
+from espalier.hf import patch, sharing, unpatch, verify, versions
 from espalier.hf.float64 import InFloat64
 from hf_models import DeepSpeedEngine, branching_rows, make_model, packed, padded
 
@@ -191,7 +191,7 @@ def test_code_that_is_not_of_transformers():
 
 def test_another_version_of_transformers(monkeypatch):
     """Without one of the functions that mixers call. The model stays as it was."""
-    if not proof.is_tested():
+    if not versions.is_tested():
         pytest.skip(f"Transformers {transformers.__version__}: the proof refuses it first (test_hf_versions.py)")
     model = make_model("qwen3_5", torch.float32)
     monkeypatch.delattr(sys.modules[type(model).__module__], "torch_chunk_gated_delta_rule")

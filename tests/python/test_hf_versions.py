@@ -3,6 +3,8 @@
 
 import gc
 import pickle
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -10,7 +12,7 @@ import torch
 import espalier
 from espalier import kept
 from espalier.errors import Unsupported
-from espalier.hf import patch, patching, proof, verification
+from espalier.hf import patch, patching, proof, verification, versions
 from espalier.hf.families import FAMILIES, backbone_of, stock_class
 from espalier.hf.small_copy import small_model
 from hf_models import SINCE, VERSION, branching_rows, make_model, padded
@@ -19,6 +21,7 @@ KINDS = {"llama": "llama", "mistral": "mistral", "olmo3": "olmo3", "qwen2": "qwe
          "qwen3_moe": "qwen3_moe", "glm4_moe": "glm4_moe", "gpt_oss": "gpt_oss", "qwen3_next": "qwen3_next",
          "qwen3_5_text": "qwen3_5", "qwen3_5_moe_text": "qwen3_5_moe", "mamba2": "mamba2",
          "granitemoehybrid": "granitemoehybrid"}  # fmt: skip
+PIN = f"; the tests cover Transformers {' and '.join(versions.TESTED)}: pip install 'transformers=={versions.TESTED[-1]}.*'"
 HYBRIDS = [model_type for model_type, (_, mixer) in FAMILIES.items() if mixer]
 
 
@@ -35,9 +38,9 @@ def no_verdicts(monkeypatch, tmp_path):
 
 @pytest.fixture
 def another_version(monkeypatch):
-    monkeypatch.setattr(proof.transformers, "__version__", "5.99.0")
+    monkeypatch.setattr(versions, "VERSION", "5.99.0")
     gc.collect()  # models of other tests
-    assert not proof.is_tested()
+    assert not versions.is_tested()
 
 
 @pytest.fixture
@@ -47,8 +50,8 @@ def stock_mixers(monkeypatch):
 
 
 def only_tested():
-    if not proof.is_tested():
-        pytest.skip(f"Transformers {proof.transformers.__version__}: a proof decides for every family")
+    if not versions.is_tested():
+        pytest.skip(f"Transformers {versions.VERSION}: a proof decides for every family")
 
 
 def test_the_installed_version_is_tested():
@@ -125,11 +128,23 @@ def test_a_version_that_is_wrong(another_version, stock_mixers):
         patch(make_model("qwen3_5", torch.float32))
     for part in ("expected a model for which trees are exact", "with Transformers 5.99.0", "small copy is refused: recurrent layers", "Qwen3_5TextModel"):
         assert part in str(refused.value)
+    assert str(refused.value).endswith(PIN)
     model = make_model("qwen3_5", torch.float32)
     with pytest.raises(Unsupported, match="with Transformers 5.99.0"):
         espalier.Step(model, espalier.plan(espalier.build([[1, 2]]), token_budget=5, strategy="tree-packing"))
     assert not {"forward", "_espalier"} & model.model.__dict__.keys()
     patch(make_model("qwen3", torch.float32))(**padded(branching_rows()))
+
+
+@pytest.mark.parametrize(("version", "ending"), [("5.99.0", PIN), (f"{versions.TESTED[0]}.1", "")])
+def test_a_version_from_which_something_is_gone(version, ending):
+    """Nothing can be imported; the message names a version with which it can."""
+    code = ("import transformers; from transformers import modeling_layers; del modeling_layers.GradientCheckpointingLayer; import sys; "
+            f"sys.modules['transformers'].__version__ = {version!r}; import espalier.hf")  # fmt: skip
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    last = done.stderr.splitlines()[-1]
+    assert done.returncode == 1 and "cannot import name 'GradientCheckpointingLayer'" in last and ("espalier.hf: expected" in last) == bool(ending)
+    assert last.endswith(ending) or not ending
 
 
 def test_numbers_that_are_wrong(another_version, stock_mixers, monkeypatch):
@@ -143,7 +158,7 @@ def test_numbers_that_are_wrong(another_version, stock_mixers, monkeypatch):
 def test_models_of_other_processes(monkeypatch):
     data = pickle.dumps(patch(make_model("qwen3_5", torch.float32)))
     gc.collect()
-    monkeypatch.setattr(proof.transformers, "__version__", "5.99.0")
+    monkeypatch.setattr(versions, "VERSION", "5.99.0")
     monkeypatch.setattr(proof, "_verdicts", {})
     monkeypatch.setattr(proof, "error_of", lambda *_: (0.25, "norm.weight"))
     with pytest.raises(Unsupported, match="5.99.0, of which a small copy is wrong on trees, by 0.2.*none differs.*norm.weight"):

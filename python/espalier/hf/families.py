@@ -9,12 +9,11 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import torch
-import transformers
 from torch import nn
 from transformers import PreTrainedModel
 
 from ..errors import Unsupported
-from . import deepspeed, mixers
+from . import deepspeed, mixers, versions
 from .dropout import NOISE
 from .dropout import check_module as check_dropout
 from .origin import home_of, is_library_code
@@ -148,8 +147,8 @@ def check_followed(backbone: Any, run: "TreeRun") -> None:
     for name in found[1]:
         if name in mixers.COUNTED and (calls := int(run.calls[name])) != layers:
             raise Unsupported(f"recurrent layers: expected {layers} calls of {name} that follow the forest, received {calls} "
-                              f"with Transformers {transformers.__version__}, whose layers call something "
-                              "else")  # fmt: skip
+                              f"with Transformers {versions.VERSION}, whose layers call something "
+                              f"else{versions.what_to_pin()}")  # fmt: skip
 
 
 def check_model(model: Any, backbone: Any) -> None:

@@ -10,12 +10,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import transformers
 from torch import Tensor
 
 from ..errors import Unsupported, in_one_line
 from ..trees import Layout, build
-from . import verdicts
+from . import verdicts, versions
 from .changes import Change, NotCarriedOver, Role, Snapshot, carry_over, cure_of, functions_of
 from .config_view import original_of
 from .families import FAMILIES
@@ -25,7 +24,6 @@ from .plain_layers import by_torch, by_torch_on_cpus
 from .reference import gradients_of, rows_alone, without_gradients, without_renorm
 from .small_copy import NotSmall, longest_window, small_model
 
-TESTED = ("5.23", "5.24")  # minor versions of Transformers
 MAX_ERROR = 1e-6  # relative; exact models are at 1e-12, and mistakes above 1e-3
 MAX_ERROR_OF_CHANGES = 1e-9  # their mistakes may be of any size
 MAX_ERROR_IN_FLOAT32 = 1e-4  # where layers compute in nothing wider
@@ -66,13 +64,9 @@ class Case:
         return {"input_ids": ids.to(device), "attention_mask": mask.to(device)}
 
 
-def is_tested() -> bool:
-    return ".".join(transformers.__version__.split(".")[:2]) in TESTED
-
-
 def is_known(backbone: Any) -> bool:
     """Whether the tests cover models like `backbone`, with all options of their config."""
-    return is_tested() and backbone.config.model_type in FAMILIES
+    return versions.is_tested() and backbone.config.model_type in FAMILIES
 
 
 def check_family(backbone: Any, attach: Attach, snapshot: Snapshot) -> None:
@@ -98,10 +92,10 @@ def check_family(backbone: Any, attach: Attach, snapshot: Snapshot) -> None:
     if changes:
         first = next((change for change in changes if change.module is not None), changes[0])  # functions are their helpers
         raise Unsupported(f"espalier.hf.patch: expected layers for which trees are exact, received {first}, with which "
-                          f"{found.fault}; {cure_of(first)}")  # fmt: skip
+                          f"{found.fault}; {cure_of(first)}{versions.what_to_pin()}")  # fmt: skip
     raise Unsupported(f"espalier.hf.patch: expected a model for which trees are exact, received {cls.__name__} (model_type "
-                      f"{config.model_type!r}) with Transformers {transformers.__version__}, of which "
-                      f"{found.fault}")  # fmt: skip
+                      f"{config.model_type!r}) with Transformers {versions.VERSION}, of which "
+                      f"{found.fault}{versions.what_to_pin()}")  # fmt: skip
 
 
 def _class_of(backbone: Any) -> Any:

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import transformers
 
 from .. import kept
 from ..native import __version__
+from . import versions
 from .code_digest import Undigestible, digest_of
 from .config_view import original_of
 
@@ -53,7 +53,7 @@ def _sources() -> str:
 
 
 def _versions() -> str:
-    return f"{__version__} {transformers.__version__} {torch.__version__}"
+    return f"{__version__} {versions.VERSION} {torch.__version__}"
 
 
 def read(key: str) -> Verdict | None:
