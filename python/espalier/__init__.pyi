@@ -25,6 +25,7 @@ from . import distributed as distributed
 from . import hf as hf
 from .report import inspect as inspect
 from . import io as io
+from . import megatron as megatron
 from . import ops as ops
 from .trees import plan as plan
 from .rows.files import read as read
