@@ -45,7 +45,7 @@ for _ in range(2):
 assert losses[1] < losses[0], losses
 print("Engine: loss", losses)
 """
-# A step and a sample by the client of the Tinker API.
+# Four steps, since a first one may miss, and a sample by the client of the Tinker API.
 SERVER = """
 import subprocess, sys, tinker
 from tinker import types
@@ -54,15 +54,15 @@ server = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
 try:
     address = server.stderr.readline().split()[-1]
     service = tinker.ServiceClient(base_url=address, api_key="tml-local")
-    training = service.create_lora_training_client(base_model="model", rank=2).result()
+    training = service.create_lora_training_client(base_model="model", rank=2, seed=1).result()
     data = [types.Datum(model_input=types.ModelInput.from_ints([5, 6, 7]),
                         loss_fn_inputs={"target_tokens": [6, 7, last], "weights": [1.0] * 3}) for last in (8, 9)]
     losses = []
-    for _ in range(2):
+    for _ in range(4):
         done = training.forward_backward(data, "cross_entropy")
         training.optim_step(types.AdamParams(learning_rate=1e-2)).result()
         losses.append(done.result().metrics["loss:sum"])
-    assert losses[1] < losses[0], losses
+    assert losses[-1] < losses[0], losses
     sampling = training.save_weights_and_get_sampling_client().result()
     sampling.sample(types.ModelInput.from_ints([5, 6]), 2, types.SamplingParams(max_tokens=3)).result()
     print("serve: loss", losses)
