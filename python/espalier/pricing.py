@@ -20,10 +20,7 @@ class Costs:
         calibrated: Whether the rates were measured. Built-in rates suffice to compare plans, but do not predict times.
 
     Examples:
-        >>> import espalier, transformers
-        >>> config = transformers.LlamaConfig(vocab_size=97, hidden_size=32, intermediate_size=48, num_hidden_layers=2,
-        ...                                   num_attention_heads=4, num_key_value_heads=2)
-        >>> espalier.costs(config).model_type
+        >>> espalier.costs(model).model_type
         'llama'
     """
 

@@ -146,7 +146,7 @@ def test_what_a_docstring_lacks_is_found():
 
 @pytest.fixture(scope="module")
 def names_in_examples(tmp_path_factory):
-    """What examples of methods use: an engine, and the ranks of a job of one process."""
+    """What examples of methods use: a model, a step, an engine, and the ranks of a job of one process."""
     import transformers
 
     torch.manual_seed(seed_of(70))
@@ -159,7 +159,9 @@ def names_in_examples(tmp_path_factory):
         port = free.getsockname()[1]
     dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=0, world_size=1)
     ranks = package.distributed.Ranks(torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 1)))
-    yield {"espalier": package, "engine": package.Engine(folder), "ranks": ranks, "model": model.train(), "batch": batch}
+    step = package.Step(transformers.LlamaForCausalLM(model.config), package.plan(package.build(batch.tolist()), token_budget=8))
+    yield {"espalier": package, "engine": package.Engine(folder), "ranks": ranks, "model": model.train(), "batch": batch,
+           "step": step, "torch": torch}  # fmt: skip
     ranks.close()
     dist.destroy_process_group()
 

@@ -106,10 +106,6 @@ class Report:
             errors are compared with what rounding does. None: there is one.
 
     Examples:
-        >>> import espalier, torch, transformers
-        >>> config = transformers.LlamaConfig(vocab_size=97, hidden_size=32, intermediate_size=48, num_hidden_layers=2,
-        ...                                   num_attention_heads=4, num_key_value_heads=2)
-        >>> model = transformers.LlamaForCausalLM(config)
         >>> report = espalier.hf.verify(model, {"input_ids": torch.tensor([[11, 12, 13], [11, 12, 14]])})
         >>> report.check() is report, report.tree_tokens
         (True, 4)
@@ -208,10 +204,6 @@ def verify(model: Any, batch: Mapping[str, Any]) -> Report:
         Unsupported: As `patch` does, and for models whose output has no logits.
 
     Examples:
-        >>> import espalier, torch, transformers
-        >>> config = transformers.LlamaConfig(vocab_size=97, hidden_size=32, intermediate_size=48, num_hidden_layers=2,
-        ...                                   num_attention_heads=4, num_key_value_heads=2)
-        >>> model = transformers.LlamaForCausalLM(config)
         >>> espalier.hf.verify(model, {"input_ids": torch.tensor([[11, 12, 13], [11, 12, 14]])}).passed
         True
     """

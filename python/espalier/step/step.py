@@ -136,12 +136,6 @@ class Step:
         `.grad` of all parameters is None afterwards, that of earlier loops too. The step may then be looped over again.
 
         Examples:
-            >>> import espalier, torch, transformers
-            >>> config = transformers.LlamaConfig(vocab_size=97, hidden_size=32, intermediate_size=48, num_hidden_layers=2,
-            ...                                   num_attention_heads=4, num_key_value_heads=2)
-            >>> model = transformers.LlamaForCausalLM(config)
-            >>> plan = espalier.plan(espalier.build([[11, 12, 13, 14], [11, 12, 13, 15]]), token_budget=8)
-            >>> step = espalier.Step(model, plan)
             >>> step.discard()
         """
         if self._pass is not None:
@@ -173,12 +167,6 @@ class Step:
             InputError: The micro-batch is not the loop's.
 
         Examples:
-            >>> import espalier, torch, transformers
-            >>> config = transformers.LlamaConfig(vocab_size=97, hidden_size=32, intermediate_size=48, num_hidden_layers=2,
-            ...                                   num_attention_heads=4, num_key_value_heads=2)
-            >>> model = transformers.LlamaForCausalLM(config)
-            >>> plan = espalier.plan(espalier.build([[11, 12, 13, 14], [11, 12, 13, 15]]), token_budget=8)
-            >>> step = espalier.Step(model, plan)
             >>> with torch.no_grad():
             ...     [step.logprobs(batch).shape for batch in step]
             [torch.Size([6])]
@@ -206,12 +194,6 @@ class Step:
             InputError: The micro-batch is not the loop's.
 
         Examples:
-            >>> import espalier, torch, transformers
-            >>> config = transformers.LlamaConfig(vocab_size=97, hidden_size=32, intermediate_size=48, num_hidden_layers=2,
-            ...                                   num_attention_heads=4, num_key_value_heads=2)
-            >>> model = transformers.LlamaForCausalLM(config)
-            >>> plan = espalier.plan(espalier.build([[11, 12, 13, 14], [11, 12, 13, 15]]), token_budget=8)
-            >>> step = espalier.Step(model, plan)
             >>> with torch.no_grad():
             ...     [step.hidden(batch).shape for batch in step]
             [torch.Size([6, 32])]
@@ -235,12 +217,6 @@ class Step:
             InputError: It is the second loss of the micro-batch. Without any, the next micro-batch raises.
 
         Examples:
-            >>> import espalier, torch, transformers
-            >>> config = transformers.LlamaConfig(vocab_size=97, hidden_size=32, intermediate_size=48, num_hidden_layers=2,
-            ...                                   num_attention_heads=4, num_key_value_heads=2)
-            >>> model = transformers.LlamaForCausalLM(config)
-            >>> plan = espalier.plan(espalier.build([[11, 12, 13, 14], [11, 12, 13, 15]]), token_budget=8)
-            >>> step = espalier.Step(model, plan)
             >>> for batch in step:
             ...     step.backward(-step.logprobs(batch).sum() / step.num_terms)
         """
