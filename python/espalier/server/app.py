@@ -28,6 +28,9 @@ from .store import CheckpointPath
 BODY_BYTES = 64 << 20      # of a request, after decompression
 POLL_SECONDS = 30.0        # that retrieve_future waits; clients allow 45
 METADATA_BYTES = 4 << 20   # results above it are announced first, where the client asks for that
+CLIENT_CONFIG = {"pjwt_auth_enabled": False, "parallel_fwdbwd_chunks": True, "proto_compress_fwdbwd": True,
+                 "sample_join_sampling_session": True, "use_pyqwest_transport": False,
+                 "custom_loss_server_side": False}  # fmt: skip
 
 Handler = Callable[[Request], Awaitable[Response]]
 Body = TypeVar("Body", bound=requests.Request)
@@ -84,12 +87,7 @@ def _page(found: list[Any], request: Request, name: str) -> dict[str, Any]:
 
 
 class App:
-    """The handlers of all routes.
-
-    Args:
-        service: What they ask.
-        api_key: That clients have to send; "": none.
-    """
+    """The handlers of all routes. api_key: that clients have to send; "": none."""
 
     def __init__(self, service: Service, api_key: str) -> None:
         self.service = service
@@ -99,19 +97,22 @@ class App:
         self.service.futures.add_body(future, len(body))
         return JSONResponse({"request_id": future.request_id, **future.extra})
 
-    async def _ask(self, request: Request, kind: type[Step], do: Callable[[Step], Future]) -> Response:
-        """The promise of an operation of a model. Where fields are wrong, the operation fails in its turn."""
-        body = await _body(request)
-        try:
-            asked = _parsed(body, kind)
-        except Refused as error:
+    def _operation(self, kind: type[Step], do: Callable[[Step], Future]) -> Handler:
+        """Promises an operation of a model. Where fields are wrong, the operation fails in its turn."""
+        async def promise(request: Request) -> Response:
+            body = await _body(request)
             try:
-                turn = _parsed(body, requests.Turn)
-            except Refused:
-                raise error from None
-            return self._promise(self.service.refuse(turn.model_id, turn.seq_id, error))
-        self.service.check_room(len(body), asked.model_id, asked.seq_id)
-        return self._promise(do(asked), body)
+                asked = _parsed(body, kind)
+            except Refused as error:
+                try:
+                    turn = _parsed(body, requests.Turn)
+                except Refused:
+                    raise error from None
+                return self._promise(self.service.refuse(turn.model_id, turn.seq_id, error))
+            self.service.check_room(len(body), asked.model_id, asked.seq_id)
+            return self._promise(do(asked), body)
+
+        return promise
 
     def starlette(self) -> Starlette:
         """The application for a server of ASGI."""
@@ -121,19 +122,24 @@ class App:
         def get(path: str, handler: Handler) -> Route:
             return Route(f"/api/v1/{path}", self._safe(handler), methods=["GET"])
 
+        service, operation = self.service, self._operation
         run = "training_runs/{run}"
         checkpoint = run + "/checkpoints/{kind}/{name}"
         routes = [
-            get("healthz", self._health), get("get_server_capabilities", self._capabilities),
-            post("client/config", self._config), post("client/dynamic_config", self._dynamic_config),
-            post("telemetry", self._telemetry), post("create_session", self._create_session),
+            get("healthz", _answering({"status": "ok"})), get("get_server_capabilities", self._capabilities),
+            post("client/config", _answering(CLIENT_CONFIG)),
+            post("client/dynamic_config", _answering({"sample_cancel_enabled": True})),
+            post("telemetry", _answering({"status": "accepted"})), post("create_session", self._create_session),
             post("session_heartbeat", self._heartbeat), post("sessions/{session}/finish", self._finish_session),
             get("sessions", self._list_sessions), get("sessions/{session}", self._get_session),
             post("create_model", self._create_model), post("get_info", self._get_info),
             post("unload_model", self._unload_model), post("forward_backward", self._forward_backward),
-            post("optim_step", self._optim_step), post("save_weights", self._save_weights),
-            post("save_weights_for_sampler", self._save_for_sampler), post("load_weights", self._load_weights),
-            post("save_weights_external", self._save_external), post("copy_weights", self._copy_weights),
+            post("optim_step", operation(requests.OptimStep, service.optim_step)),
+            post("save_weights", operation(requests.SaveWeights, service.save_weights)),
+            post("save_weights_for_sampler", operation(requests.SaveForSampler, service.save_for_sampler)),
+            post("load_weights", operation(requests.LoadWeights, service.load_weights)),
+            post("save_weights_external", operation(requests.SaveExternal, service.save_external)),
+            post("copy_weights", self._copy_weights),
             post("weights_info", self._weights_info), post("create_custom_loss", self._custom_loss),
             post("create_sampling_session", self._create_sampling_session),
             post("join_sampling_session", self._join_sampling_session), post("asample", self._sample),
@@ -180,27 +186,10 @@ class App:
 
     # Server and sessions.
 
-    async def _health(self, request: Request) -> Response:
-        return JSONResponse({"status": "ok"})
-
     async def _capabilities(self, request: Request) -> Response:
         models = [{"model_name": base.name, "max_context_length": base.max_context, "trainable": True, "sampleable": True}
                   for base in self.service.bases.values()]  # fmt: skip
         return JSONResponse({"supported_models": models})
-
-    async def _config(self, request: Request) -> Response:
-        await _body(request)
-        return JSONResponse({"pjwt_auth_enabled": False, "parallel_fwdbwd_chunks": True, "proto_compress_fwdbwd": True,
-                             "sample_join_sampling_session": True, "use_pyqwest_transport": False,
-                             "custom_loss_server_side": False})  # fmt: skip
-
-    async def _dynamic_config(self, request: Request) -> Response:
-        await _body(request)
-        return JSONResponse({"sample_cancel_enabled": True})
-
-    async def _telemetry(self, request: Request) -> Response:
-        await _body(request)
-        return JSONResponse({"status": "accepted"})
 
     async def _not_served(self, request: Request) -> Response:
         raise Refused(f"{request.url.path}: expected a call that a local server serves; publishing, projects, traces and "
@@ -260,26 +249,11 @@ class App:
             raise Refused("expected a ForwardBackwardRequest in protobuf (SDK 0.38), received something else") from None
         return self._promise(self.service.forward_backward(message, len(body)), body)
 
-    async def _optim_step(self, request: Request) -> Response:
-        return await self._ask(request, requests.OptimStep, self.service.optim_step)
-
     async def _custom_loss(self, request: Request) -> Response:
         await _body(request)
         raise Refused("create_custom_loss: expected custom losses to run in the client, as client/config says")
 
     # Weights.
-
-    async def _save_weights(self, request: Request) -> Response:
-        return await self._ask(request, requests.SaveWeights, self.service.save_weights)
-
-    async def _save_external(self, request: Request) -> Response:
-        return await self._ask(request, requests.SaveExternal, self.service.save_external)
-
-    async def _save_for_sampler(self, request: Request) -> Response:
-        return await self._ask(request, requests.SaveForSampler, self.service.save_for_sampler)
-
-    async def _load_weights(self, request: Request) -> Response:
-        return await self._ask(request, requests.LoadWeights, self.service.load_weights)
 
     async def _copy_weights(self, request: Request) -> Response:
         return JSONResponse({"tinker_path": await self.service.copy_weights(await _read(request, requests.CopyWeights))})
@@ -291,18 +265,19 @@ class App:
         runs = [{key: value for key, value in run.items() if key != "about"} for run in self.service.store.runs()]
         return JSONResponse(_page(runs, request, "training_runs"))
 
-    async def _get_run(self, request: Request) -> Response:
+    def _run(self, request: Request) -> dict[str, Any]:
         run = self.service.store.run(request.path_params["run"])
         if run is None:
             raise Refused("training_run_id: expected a known training run", 404)
+        return run
+
+    async def _get_run(self, request: Request) -> Response:
+        run = self._run(request)
         del run["about"]
         return JSONResponse(run)
 
     async def _list_of_run(self, request: Request) -> Response:
-        run = request.path_params["run"]
-        if self.service.store.run(run) is None:
-            raise Refused("training_run_id: expected a known training run", 404)
-        return JSONResponse({"checkpoints": self.service.store.checkpoints(run)})
+        return JSONResponse({"checkpoints": self.service.store.checkpoints(self._run(request)["training_run_id"])})
 
     async def _list_checkpoints(self, request: Request) -> Response:
         return JSONResponse(_page(self.service.store.checkpoints(), request, "checkpoints"))
@@ -375,6 +350,15 @@ class App:
     async def _cancel(self, request: Request) -> Response:
         self.service.cancel((await _read(request, requests.CancelFuture)).request_id)
         return Response(status_code=204)
+
+
+def _answering(answer: dict[str, Any]) -> Handler:
+    """A handler that gives every request this answer."""
+    async def handle(request: Request) -> Response:
+        await _body(request)
+        return JSONResponse(answer)
+
+    return handle
 
 
 def _digest(key: str) -> bytes:

@@ -24,11 +24,8 @@ LORA_ALPHA = 32.0  # as the hosted service scales adapters: by 32 over the rank
 
 
 def linear_groups(names: list[str]) -> dict[str, list[str]]:
-    """Names of linear maps by what the API calls them: attn (whatever mixes tokens), mlp and unembed.
-
-    Args:
-        names: Of modules with the path to them, such as model.layers.0.self_attn.q_proj.
-    """
+    """Names of linear maps by what the API calls them: attn (whatever mixes tokens), mlp and unembed. names: with the path to
+    each, such as model.layers.0.self_attn.q_proj."""
     groups: dict[str, set[str]] = {"attn": set(), "mlp": set(), "unembed": set()}
     for path in names:
         *above, name = path.split(".")
@@ -39,19 +36,9 @@ def linear_groups(names: list[str]) -> dict[str, list[str]]:
 
 
 class Base(TrainingWorker):
-    """One model, in one precision on one device, and the adapters on it.
-
-    Args:
-        name: By which clients ask for it.
-        folder: A Hugging Face folder.
-        options: Of espalier.Engine.
-        store: Where adapters lie that are in no use.
-        max_adapters: How many are kept in memory at a time.
-        joins_clients: Passes of several adapters in training that are ready at the same time are one.
-
-    Raises:
-        InputError: The model or an option cannot be used.
-    """
+    """One model, in one precision on one device, and the adapters on it, of which `max_adapters` are kept in memory at a time.
+    joins_clients: passes of several in training that are ready at the same time are one. Raises InputError where the model or an
+    option cannot be used."""
 
     def __init__(self, name: str, folder: str | os.PathLike[str], options: Mapping[str, Any], store: Store,
                  max_adapters: int, *, joins_clients: bool = False) -> None:  # fmt: skip

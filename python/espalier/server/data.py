@@ -133,11 +133,7 @@ def _spans(message: Any, targets: int) -> list[tuple[str, int, int]]:
 
 
 class Rows:
-    """Rows of data for the engine.
-
-    Args:
-        data: In order.
-    """
+    """Rows of data for the engine, in order."""
 
     def __init__(self, data: list[Datum]) -> None:
         self.data = data

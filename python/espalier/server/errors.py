@@ -3,12 +3,7 @@
 
 
 class Refused(Exception):
-    """A request that cannot be served as it is: answered with this HTTP status, or as the error of its future.
-
-    Args:
-        message: What was expected, and what was received.
-        status: Of HTTP, where the request has no future yet.
-    """
+    """A request that cannot be served as it is: answered with this HTTP status, or as the error of its future if it has one."""
 
     def __init__(self, message: str, status: int = 400) -> None:
         super().__init__(message)

@@ -17,11 +17,7 @@ from .worker import LoraSettings, TrainingWorker, Weights, Worker
 
 
 class Snapshots(Worker):
-    """Samples snapshots of whole weights.
-
-    Args:
-        base: The model whose weights they were.
-    """
+    """Samples snapshots of whole weights of a model."""
 
     holds_one = True
 
@@ -67,18 +63,8 @@ def _link(source: str, target: str) -> None:
 
 
 class FullWeights(TrainingWorker):
-    """Trains the weights of one model.
-
-    Args:
-        base: With whose weights it begins.
-        lora: Says that there is no adapter.
-        snapshots: What samples from snapshots.
-        checkpoint: With whose weights it begins instead.
-        optimizer: Whether with those of its optimiser, too.
-
-    Raises:
-        InputError: The checkpoint cannot be used.
-    """
+    """Trains the weights of one model. It begins with those of the base, or of a checkpoint, and with its optimiser where that is
+    wanted. Raises InputError where the checkpoint cannot be used."""
 
     def __init__(self, base: Base, lora: LoraSettings, snapshots: Snapshots, checkpoint: Path | None = None, *,
                  optimizer: bool = False) -> None:  # fmt: skip

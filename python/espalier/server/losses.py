@@ -107,17 +107,8 @@ LOSSES: Mapping[str, Loss] = {
 
 
 class RequestLoss:
-    """The loss of one request.
-
-    Args:
-        name: A key of LOSSES.
-        config: Options of the loss.
-        data: Of the request.
-        recorded: What was recorded of sampled sequences, for stable_reinforce.
-
-    Raises:
-        Refused: The name, an option or an input of a datum does not fit.
-    """
+    """The loss of one request. recorded: what was recorded of sampled sequences, for stable_reinforce. Raises Refused where the
+    name, an option or an input of a datum does not fit."""
 
     def __init__(self, name: str, config: Config, data: list[Datum], recorded: Record) -> None:
         loss = LOSSES.get(name)

@@ -45,11 +45,7 @@ def _engine_options(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def serve(arguments: argparse.Namespace) -> None:
-    """Raises InputError.
-
-    Args:
-        arguments: Of command.parse_arguments.
-    """
+    """Raises InputError. arguments: of parse_arguments."""
     store = Store(arguments.state)
     try:
         bases = {name: Base(name, folder, _engine_options(arguments), store, arguments.max_adapters,

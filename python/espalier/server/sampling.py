@@ -97,15 +97,8 @@ def target_table(given: JsonTensor, prompt_tokens: int, vocab_size: int) -> NDAr
 
 
 class Samplers:
-    """All samplers of a worker.
-
-    Args:
-        worker: Its engine samples.
-        futures: Of the server.
-        counter: Of the server.
-        record: Called as record(sequence_id, logprobs) for sequences that are to be trained on later.
-        tokenizer: Makes that of the model, for stop strings.
-    """
+    """All samplers of a worker, whose engine samples. record(sequence_id, logprobs) is called for sequences that are to be
+    trained on later; tokenizer makes that of the model, for stop strings."""
 
     def __init__(self, worker: Worker, futures: Futures, counter: Counter,
                  record: Callable[[str, NDArray[np.floating[Any]]], None], tokenizer: Callable[[], Any]) -> None:  # fmt: skip
@@ -204,7 +197,8 @@ class _Job:
                 break
 
     def finish(self) -> None:
-        self._requeue()
+        held, self._samplers._held = self._samplers._held, []
+        self._samplers._waiting[:0] = [request for request in held if request.future.payload is None]
         for request in self._done:
             assert request.result is not None
             if isinstance(request.result, bytes) and request.sample.record_stability_info:
@@ -216,11 +210,6 @@ class _Job:
         self._samplers._held = []
         for request in [*self._requests, *self._done]:
             self._samplers._futures.finish(request.future, failure)
-
-    def _requeue(self) -> None:
-        samplers = self._samplers
-        held, samplers._held = samplers._held, []
-        samplers._waiting[:0] = [request for request in held if request.future.payload is None]
 
 
 class _Open:
@@ -352,11 +341,7 @@ def _failed(requests: Iterable[Request], failure: Failure) -> list[Request]:
 
 
 class StopTexts:
-    """Finds the tokens with which the texts of completions have stop strings: a `watch` of Engine.sample.
-
-    Args:
-        tokenizer: Makes that of the model.
-    """
+    """Finds the tokens with which the texts of completions have stop strings: a `watch` of Engine.sample."""
 
     def __init__(self, tokenizer: Callable[[], Any]) -> None:
         self._tokenizer = tokenizer

@@ -47,30 +47,12 @@ class _NewModel:
     optimizer: bool = False         # and with those of its optimiser
 
     @property
-    def session_id(self) -> str:
-        return str(self.request.session_id)
-
-    @property
-    def number(self) -> int:
-        return int(self.request.model_seq_id)
-
-    @property
     def model_id(self) -> str:
-        return f"{self.session_id}:train:{self.number}"
-
-    @property
-    def metadata(self) -> Any:
-        return self.request.user_metadata
+        return f"{self.request.session_id}:train:{self.request.model_seq_id}"
 
 
 class Service:
-    """One server.
-
-    Args:
-        bases: The models, by name.
-        store: Checkpoints.
-        max_full_models: How many models may train their whole weights at a time.
-    """
+    """One server. bases: the models, by name; max_full_models: how many may train their whole weights at a time."""
 
     def __init__(self, bases: Mapping[str, Base], store: Store, max_full_models: int = 0) -> None:
         self.bases = dict(bases)
@@ -176,13 +158,13 @@ class Service:
         return self._new_model(_NewModel(request, base, lora, "create_model"))
 
     def _new_model(self, new: "_NewModel") -> Future:
-        session = self.session(new.session_id)
+        session = self.session(new.request.session_id)
         request_id = f"{new.model_id}:{new.kind}"
         if (known := self.futures.get(request_id)) is not None:
             return known
         if new.model_id in session.models or len(session.models) >= MAX_MODELS:
             raise Refused(f"model_seq_id: expected a new number, and at most {MAX_MODELS} models of a session, received "
-                          f"{new.number}")  # fmt: skip
+                          f"{new.request.model_seq_id}")  # fmt: skip
         if new.lora.rank == 0 and len(self._full_models) >= self._max_full_models:
             raise Refused(f"lora_config: expected at most {self._max_full_models} models with whole weights (--full-models), "
                           "received one more")  # fmt: skip
@@ -193,8 +175,9 @@ class Service:
         async def work() -> dict[str, Any]:
             model = training.Model(new.model_id, *await self._new_weights(new), self.futures, self.counter)
             try:
-                self.store.add_run(new.model_id, {"base_model": new.base.name, "lora": vars(new.lora),
-                                                  "user_metadata": _texts(new.metadata)})  # fmt: skip
+                given = new.request.user_metadata
+                texts = None if given is None else {str(name): str(value) for name, value in given.items()}
+                self.store.add_run(new.model_id, {"base_model": new.base.name, "lora": vars(new.lora), "user_metadata": texts})
                 if self.sessions.get(session.session_id) is not session:
                     raise Refused("session_id: expected a session that goes on; it has ended")
             except Exception:
@@ -227,7 +210,13 @@ class Service:
     async def _drop(self, model: training.Model) -> None:
         """After its last job."""
         worker = model.worker
-        await worker.do(lambda: _drop_weights(model))
+
+        def drop() -> None:
+            for weights in (model.weights, model.published):
+                if weights is not None:
+                    weights.worker.drop(weights)
+
+        await worker.do(drop)
         if isinstance(worker, FullWeights):
             await worker.stop()
             self._full_models.discard(model.model_id)
@@ -327,8 +316,8 @@ class Service:
     def save_external(self, request: requests.SaveExternal) -> Future:
         """A folder of PEFT for use elsewhere."""
         if request.age_encryption_recipients:
-            refused = Refused("age_encryption_recipients: expected none, files are not encrypted here")
-            return self.refuse(request.model_id, request.seq_id, refused)
+            return self.refuse(request.model_id, request.seq_id,
+                               Refused("age_encryption_recipients: expected none, files are not encrypted here"))
         return self.save_weights(request, "external_weights")
 
     def save_for_sampler(self, request: requests.SaveForSampler) -> Future:
@@ -433,7 +422,7 @@ class Service:
                  if sampler.owned is not None and (sampler.owned.lora.rank == 0) == is_full]  # fmt: skip
         for sampler in owned[: max(0, len(owned) - (MAX_FULL_SNAPSHOTS if is_full else MAX_SNAPSHOTS) + 1)]:
             del session.samplers[sampler.sampler_id]
-            _start(sampler.worker.do(_dropping_sampler(sampler)))
+            _start(sampler.worker.do(sampler.drop))
 
     def sampler(self, sampler_id: str) -> Sampler:
         """Raises Refused."""
@@ -528,34 +517,19 @@ def _retire(model: training.Model, why: str) -> None:
     model.worker.remove(model)
 
 
-def _drop_weights(model: training.Model) -> None:
-    """On the thread of its worker, after its last job."""
-    for weights in (model.weights, model.published):
-        if weights is not None:
-            weights.worker.drop(weights)
-
-
 def _dropping(worker: Worker, session: Session) -> Callable[[], None]:
     """Forgets what samplers of a session that has ended have of a worker."""
     def drop() -> None:
         for sampler in session.samplers.values():
-            if sampler.worker is worker and sampler.owned is not None:
-                worker.drop(sampler.owned)
+            if sampler.worker is worker:
+                sampler.drop()
 
     return drop
-
-
-def _dropping_sampler(sampler: Sampler) -> Callable[[], None]:
-    return lambda: None if sampler.owned is None else sampler.worker.drop(sampler.owned)
 
 
 def _check_optimizer(optimizer: requests.Optimizer) -> None:
     if optimizer.type != "adamw":
         raise Refused(f"optimizer_config: expected adamw, the optimiser of this server, received {optimizer.type!r}")
-
-
-def _texts(metadata: Any) -> dict[str, str] | None:
-    return None if metadata is None else {str(name): str(value) for name, value in metadata.items()}
 
 
 _tasks: set[asyncio.Task[None]] = set()

@@ -59,6 +59,11 @@ class Sampler:
     completions: dict[int, Completions] = field(default_factory=dict)  # by client
     news: asyncio.Event = field(default_factory=asyncio.Event)
 
+    def drop(self) -> None:
+        """Lets go what it owns, on the thread of its worker."""
+        if self.owned is not None:
+            self.worker.drop(self.owned)
+
 
 class Records:
     """Log-probabilities of sampled sequences, by their ids, as they were when they were sampled."""

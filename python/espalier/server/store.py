@@ -66,8 +66,9 @@ class CheckpointPath:
         return f"tinker://{self.run}/{self.kind}/{self.name}"
 
 
-def now() -> str:
-    return datetime.datetime.now(datetime.UTC).isoformat()
+def now(later: int = 0) -> str:
+    """The time in so many seconds."""
+    return (datetime.datetime.now(datetime.UTC) + datetime.timedelta(seconds=later)).isoformat()
 
 
 def _write_json(path: Path, value: object) -> None:
@@ -89,14 +90,7 @@ def _read_json(path: Path) -> dict[str, Any] | None:
 
 
 class Store:
-    """The folder of one server.
-
-    Args:
-        folder: Made if it is missing.
-
-    Raises:
-        InputError: Another server uses it, or it cannot be written.
-    """
+    """The folder of one server, made if it is missing. Raises InputError where another server uses it."""
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
         self.folder = Path(folder)
@@ -194,10 +188,8 @@ class Store:
     @contextlib.contextmanager
     def writing(self, path: CheckpointPath, *, overwrite: bool = False, ttl_seconds: int | None = None,
                 user_metadata: dict[str, str] | None = None) -> Iterator[Path]:  # fmt: skip
-        """Where to write the weights. Afterwards it is the checkpoint, in place of what was there.
-
-        Raises Refused if the checkpoint exists and `overwrite` is not given.
-        """
+        """Where to write the weights. Afterwards it is the checkpoint, in place of what was there. Raises Refused if that exists
+        and `overwrite` is not given."""
         if not overwrite and self._live(path) is not None:
             raise Refused(f"{path}: expected no such checkpoint, it exists already; `overwrite` replaces it", 409)
         folder = self._folder(path)
@@ -238,6 +230,4 @@ class Store:
 
 
 def _expiry(ttl_seconds: int | None) -> str | None:
-    if ttl_seconds is None:
-        return None
-    return (datetime.datetime.now(datetime.UTC) + datetime.timedelta(seconds=ttl_seconds)).isoformat()
+    return None if ttl_seconds is None else now(ttl_seconds)

@@ -59,15 +59,7 @@ Work = Callable[["Model"], dict[str, Any]]
 
 
 class Model:
-    """One model in training.
-
-    Args:
-        model_id: SESSION:train:NUMBER.
-        worker: That trains it.
-        weights: What is trained.
-        futures: Of the server.
-        counter: Of the server.
-    """
+    """One model in training. model_id: SESSION:train:NUMBER."""
 
     has_begun = False  # a job is all of what it does
 
@@ -133,7 +125,8 @@ class Model:
         taken: list[Operation] = []
         number = self._next
         while (operation := self._waiting.get(number)) is not None:
-            if taken and not _together(taken[0], operation):
+            if taken and not (taken[0].passes and operation.passes
+                              and taken[0].passes.forward_only == operation.passes.forward_only):  # fmt: skip
                 break
             taken.append(operation)
             number += 1
@@ -160,11 +153,6 @@ class Model:
             self._timer.cancel()
         self._timer = asyncio.get_running_loop().call_later(left, self.worker.wake)
         return False
-
-
-def _together(first: Operation, second: Operation) -> bool:
-    return (first.passes is not None and second.passes is not None
-            and first.passes.forward_only == second.passes.forward_only)  # fmt: skip
 
 
 class _Job:

@@ -73,14 +73,8 @@ class Source(Protocol):
 
 
 class Worker(ABC):
-    """The thread of one engine.
-
-    Args:
-        name: By which clients ask for the model.
-        folder: Its Hugging Face folder.
-        options: Of espalier.Engine.
-        store: Where weights lie that are in no use.
-    """
+    """The thread of one engine, for a model that clients ask for by name. options: of espalier.Engine; store: where weights lie
+    that are in no use."""
 
     engine: Engine
     holds_one = False      # the engine has the weights of one snapshot, so that others are not sampled beside it
@@ -107,10 +101,8 @@ class Worker(ABC):
 
     @abstractmethod
     def use(self, weights: Weights | None) -> None:
-        """Makes them what the engine works with; reads them from disk if they lie there. None: those of the model.
-
-        Raises InputError where they are no more.
-        """
+        """Makes them what the engine works with; reads them from disk if they lie there. None: those of the model. Raises
+        InputError where they are no more."""
 
     @abstractmethod
     def drop(self, weights: Weights) -> None:
