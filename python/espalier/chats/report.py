@@ -5,9 +5,8 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from ..commands.console import clipped, count_of
-from ..errors import InputError
+from ..io.report import MOST_NAMES, BadRecords
 
-MOST_NAMES = 40
 # By kind: what is counted, and what it means. {first} is the place of the first.
 NOTES = {
     "rewritten": (
@@ -70,7 +69,7 @@ PLURALS = {"trajectory": "trajectories"}
 
 
 @dataclass
-class Report:
+class Report(BadRecords):
     """Counts of input and output. `counts` and `first` are by kinds of NOTES, `dropped:ROLE` among them. `ignored`: fields
     that nothing uses, and in how many records or messages."""
 
@@ -82,8 +81,6 @@ class Report:
     counts: Counter[str] = field(default_factory=Counter)
     first: dict[str, str] = field(default_factory=dict)
     ignored: Counter[str] = field(default_factory=Counter)
-    skipped_rows: int = 0
-    first_errors: list[str] = field(default_factory=list)
     cure: str | None = None
 
     def add(self, outcome):
@@ -97,14 +94,6 @@ class Report:
         self.trajectories += len(outcome.rows)
         self.flat_tokens += sum(row.tokens for row in outcome.rows)
         self.loss_tokens += sum(row.loss_tokens for row in outcome.rows)
-
-    def bad(self, message, skip):
-        """Raises InputError for a bad record, or counts it."""
-        if not skip:
-            raise InputError(message)
-        self.skipped_rows += 1
-        if len(self.first_errors) < 10:
-            self.first_errors.append(message)
 
     def notes(self):
         """Warnings for the user, one line each."""
@@ -126,9 +115,7 @@ class Report:
                 )
         if self.ignored:
             yield f"ignored: {self._ignored_names()}"
-        if self.skipped_rows:
-            yield f"{count_of(self.skipped_rows, 'bad line')} skipped, the first of them:"
-            yield from (f"  {error}" for error in self.first_errors)
+        yield from self.bad_notes("bad line")
 
     def _ignored_names(self):
         names = [f"{clipped(name, 60)} ({count:,})" for name, count in self.ignored.most_common(MOST_NAMES)]

@@ -1,21 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """A look at all chats before the first is converted, where the rendering of all depends on what some have."""
 
-from ..commands.progress import Progress
 from ..errors import BadRow
-from ..io.sources import records_of
+from ..io.sources import records_of_files
 
 
 def has_content_beside_calls(files, most_bytes, name):
     """Whether a message of some file has both tool calls and content. `name`: of the command, for its progress."""
-    with Progress(name) as progress:
-        for number, path in enumerate(files):
-            def tick(fraction, number=number):
-                progress.update((number + fraction) / len(files), "read, looking for content beside tool calls")
-
-            if any(_has_both(record) for _, record in records_of(path, most_bytes, tick) if not isinstance(record, BadRow)):
-                return True
-    return False
+    records = records_of_files(files, most_bytes, name, lambda: "read, looking for content beside tool calls")
+    return any(_has_both(record) for _, _, record in records if not isinstance(record, BadRow))
 
 
 def _has_both(value):

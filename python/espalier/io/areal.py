@@ -60,8 +60,3 @@ def _sample(sample):
     if "loss_mask" not in row:
         raise BadRow("loss_mask", "a mask of the tokens that carry loss", "none")
     yield checked(row)
-
-
-def is_batch(record):
-    """Whether a record of a file is of this kind."""
-    return "input_ids" in record and "versions" in record and "loss_mask" in record

@@ -163,14 +163,10 @@ def _map_decoder(kind, place, leaves, integral):
     from pyarrow import types
 
     _decoder(kind.key_type, place, leaves, integral)  # counts its leaves
-    item = _decoder(kind.item_type, f"{place}[]", leaves, integral) or _same
+    item = _decoder(kind.item_type, f"{place}[]", leaves, integral) or (lambda value: value)
     if types.is_nested(kind.key_type):  # no object can have such keys
         return None
     return lambda pairs: None if pairs is None else object_without_duplicates([(key, item(value)) for key, value in pairs])
-
-
-def _same(value):
-    return value
 
 
 def _integer(value):

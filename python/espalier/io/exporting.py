@@ -2,13 +2,12 @@
 """`espalier export`: converts rows to the formats of other trainers."""
 
 from ..commands.console import say
-from ..commands.progress import Progress
 from ..errors import BadRow, InputError
 from . import plain_rows
 from .fields import Fields
 from .plain_rows import NO_LABEL
 from .report import Report, files_named
-from .sources import records_of
+from .sources import records_of_files
 from .trace_export import Exporter
 from .writing import ROW_TYPES, json_writer, parquet_writer
 
@@ -37,23 +36,17 @@ def run_export(arguments):
 
 def _rows(arguments, report):
     """Yields the checked rows of all files."""
-    with Progress("export") as progress:
-        for number, path in enumerate(arguments.files):
-            def tick(fraction, number=number):
-                progress.update((number + fraction) / len(arguments.files),
-                                f"{report.rows:,} rows, {report.tokens:,} tokens")
-
-            for where, record in records_of(path, arguments.max_row_bytes, tick):
-                try:
-                    if isinstance(record, BadRow):
-                        raise record
-                    rows = list(plain_rows.rows(Fields(record, report.tally)))
-                except BadRow as error:
-                    report.bad(f"{where}: {error}", arguments.skip_bad_rows)
-                    continue
-                for row in rows:
-                    report.count(row)
-                    yield row
+    for _, where, record in records_of_files(arguments.files, arguments.max_row_bytes, "export", report.progress):
+        try:
+            if isinstance(record, BadRow):
+                raise record
+            rows = list(plain_rows.rows(Fields(record, report.tally)))
+        except BadRow as error:
+            report.bad(f"{where}: {error}", arguments.skip_bad_rows)
+            continue
+        for row in rows:
+            report.count(row)
+            yield row
 
 
 def _to_traces(rows, writer):

@@ -20,31 +20,25 @@ class Format:
     rows: Callable | None
 
 
-@dataclass(frozen=True)
-class Options:
-    """How records are read. loss_weights: the stream of weights to use; None: the only one. turn_rewards: sum per-token
-    rewards over turns. group_by: the field that becomes group_id."""
-
-    loss_weights: str | None = None
-    shared_targets: str = "once"
-    include_failed: bool = False
-    per_turn: bool = False
-    turn_rewards: bool = False
-    group_by: str | None = None
+def _has(*names, one_of=()):
+    """Whether a record has these fields, and one of others."""
+    return lambda record: all(name in record for name in names) and (not one_of or any(name in record for name in one_of))
 
 
 FORMATS = {entry.name: entry for entry in (
-    Format("traces", "`traces` or `nodes`", traces.is_episode, traces.rows),
-    Format("samples", "`token_ids` and `mask` or `loss_mask`", samples.is_sample, samples.rows),
-    Format("nemo-rl", "`token_ids` and `token_loss_mask`", nemo_rl.is_sample, nemo_rl.rows),
-    Format("verl", "`responses` and `attention_mask`", verl.is_batch, verl.rows),
-    Format("skyrl", "`prompt_token_ids` and `response_ids`", skyrl.is_output, skyrl.rows),
-    Format("areal", "`input_ids`, `loss_mask` and `versions`", areal.is_batch, areal.rows),
-    Format("slime", "`tokens` and `response_length`", slime.is_sample, slime.rows),
-    Format("tinker", "`model_input` and `loss_fn_inputs`", tinker.is_datum, tinker.rows),
-    Format("trl", "`prompt_ids` and `completion_ids` or `chosen_ids`", trl.is_tokenised, trl.rows),
+    Format("traces", "`traces` or `nodes`",
+           lambda record: any(isinstance(record.get(name), list) for name in ("traces", "nodes")), traces.rows),
+    Format("samples", "`token_ids` and `mask` or `loss_mask`", _has("token_ids", one_of=("mask", "loss_mask")), samples.rows),
+    Format("nemo-rl", "`token_ids` and `token_loss_mask`", _has("token_ids", "token_loss_mask"), nemo_rl.rows),
+    Format("verl", "`responses` and `attention_mask`", _has("responses", one_of=("attention_mask", "response_mask")), verl.rows),
+    Format("skyrl", "`prompt_token_ids` and `response_ids`", _has("prompt_token_ids", "response_ids"), skyrl.rows),
+    Format("areal", "`input_ids`, `loss_mask` and `versions`", _has("input_ids", "versions", "loss_mask"), areal.rows),
+    Format("slime", "`tokens` and `response_length`", _has("tokens", "response_length"), slime.rows),
+    Format("tinker", "`model_input` and `loss_fn_inputs`", _has("model_input", "loss_fn_inputs"), tinker.rows),
+    Format("trl", "`prompt_ids` and `completion_ids` or `chosen_ids`",
+           _has("prompt_ids", one_of=("completion_ids", "chosen_ids")), trl.rows),
     Format("atif", "`schema_version` ATIF and `steps`", atif.is_trajectory, atif.rows),
-    Format("rows", "`input_ids`", plain_rows.is_row, plain_rows.rows),
+    Format("rows", "`input_ids`", _has("input_ids"), plain_rows.rows),
     Format("messages", "`messages`", lambda record: record.get("messages") is not None, None),
     Format("sharegpt", "`conversations`", is_sharegpt, None),
     Format("prompt-completion", "`prompt` and `completion`", is_prompt_completion, None),

@@ -4,13 +4,13 @@
 from pathlib import Path
 
 from ..commands.console import clipped, say
-from ..commands.progress import Progress
 from ..errors import BadRow, InputError
 from . import atif, trl
 from .fields import Fields, scalar_at
-from .formats import FORMATS, Format, Options, format_of
+from .formats import FORMATS, Format, format_of
+from .parts import Options
 from .report import Report, files_named
-from .sources import is_parquet, records_of
+from .sources import is_parquet, records_of, records_of_files
 
 ROUNDED = ("log-probabilities have at most 4 decimals: rounding changes ratios of probabilities by up to 5e-5, so an "
            "unchanged policy has ratios near 1, not exactly 1")
@@ -57,25 +57,17 @@ TEXT_ATIF = Format("atif", FORMATS["atif"].fields, atif.is_trajectory, None)  # 
 def _write_rows(writer, kinds, arguments, name, report):
     options = Options(arguments.loss_weights, arguments.shared_targets, arguments.include_failed, arguments.per_turn,
                       arguments.turn_rewards, arguments.group_by)
-    with Progress(name) as progress:
-        for number, path in enumerate(arguments.files):
-            kind = kinds[path]
-
-            def tick(fraction, number=number):
-                part = (number + fraction) / len(arguments.files)
-                progress.update(part, f"{report.rows:,} rows, {report.tokens:,} tokens")
-
-            for where, record in records_of(path, arguments.max_row_bytes, tick):
-                for row in _rows_of(where, record, kind, options, arguments.skip_bad_rows, report):
-                    if arguments.limit and report.rows >= arguments.limit:
-                        return
-                    if arguments.max_tokens and len(row["input_ids"]) > arguments.max_tokens:
-                        report.tally.notes["rows dropped by --max-tokens"] += 1
-                        continue
-                    writer.add(row)
-                    report.count(row)
-                    if kind.name == "traces":
-                        report.tally.see_logprobs(row.get("logprobs", ()))
+    for path, where, record in records_of_files(arguments.files, arguments.max_row_bytes, name, report.progress):
+        for row in _rows_of(where, record, kinds[path], options, arguments.skip_bad_rows, report):
+            if arguments.limit and report.rows >= arguments.limit:
+                return
+            if arguments.max_tokens and len(row["input_ids"]) > arguments.max_tokens:
+                report.tally.notes["rows dropped by --max-tokens"] += 1
+                continue
+            writer.add(row)
+            report.count(row)
+            if kinds[path].name == "traces":
+                report.tally.see_logprobs(row.get("logprobs", ()))
 
 
 def _rows_of(where, record, kind, options, skip, report):

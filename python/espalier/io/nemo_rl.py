@@ -48,8 +48,3 @@ def _sample(sample):
     _, reward = sample.first_of("filtered_rewards", "rewards")
     row["reward"] = None if isinstance(reward, float) and not math.isfinite(reward) else reward
     yield checked(row)
-
-
-def is_sample(record):
-    """Whether a record of a file is of this kind."""
-    return "token_ids" in record and "token_loss_mask" in record

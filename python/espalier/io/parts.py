@@ -2,11 +2,25 @@
 """Builds rows from prompts and responses, padded or not, with their arrays."""
 
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import Any
 
 from ..errors import BadRow, InputError
 from .fields import Fields, Tally, WrongLength
 from .rules import number, same_length, zero_one
+
+
+@dataclass(frozen=True)
+class Options:
+    """How records are read. loss_weights: the stream of weights to use; None: the only one. turn_rewards: sum per-token
+    rewards over turns. group_by: the field that becomes group_id."""
+
+    loss_weights: str | None = None
+    shared_targets: str = "once"
+    include_failed: bool = False
+    per_turn: bool = False
+    turn_rewards: bool = False
+    group_by: str | None = None
 
 
 def joined(prompt, response, arrays=(), response_name="the response"):

@@ -77,8 +77,3 @@ def _labels(labels, ids, span):
                 "labels", "-100 or the token of input_ids at the same place", f"{label} at index {index}, where "
                 f"input_ids has {token}{' (the next token: give unshifted labels)' if shifted else ''}")
     return [int(label != NO_LABEL) for label in labels]
-
-
-def is_row(record):
-    """Whether a record of a file is of this kind."""
-    return "input_ids" in record

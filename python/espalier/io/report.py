@@ -11,20 +11,11 @@ MOST_NAMES = 40
 
 
 @dataclass
-class Report:
-    rows: int = 0
-    tokens: int = 0
-    loss_tokens: int = 0
-    tally: Tally = field(default_factory=Tally)
-    bad_records: int = 0
-    first_errors: list = field(default_factory=list)
+class BadRecords:
+    """Records that could not be used, and the first errors."""
 
-    def count(self, row):
-        """Counts a checked row."""
-        self.rows += 1
-        self.tokens += len(row["input_ids"])
-        loss = row.get("loss_weights") or row.get("loss_mask")
-        self.loss_tokens += len(row["input_ids"]) - 1 if loss is None else sum(value > 0 for value in loss)
+    bad_records: int = 0
+    first_errors: list[str] = field(default_factory=list)
 
     def bad(self, message, skip):
         """Raises InputError for a bad record, or counts it."""
@@ -34,12 +25,32 @@ class Report:
         if len(self.first_errors) < 10:
             self.first_errors.append(message)
 
-    def notes(self):
-        for text, count in self.tally.notes.items():
-            yield f"{count:,} {text}"
+    def bad_notes(self, noun):
         if self.bad_records:
-            yield f"{count_of(self.bad_records, 'bad record')} skipped, the first of them:"
+            yield f"{count_of(self.bad_records, noun)} skipped, the first of them:"
             yield from (f"  {error}" for error in self.first_errors)
+
+
+@dataclass
+class Report(BadRecords):
+    rows: int = 0
+    tokens: int = 0
+    loss_tokens: int = 0
+    tally: Tally = field(default_factory=Tally)
+
+    def count(self, row):
+        """Counts a checked row."""
+        self.rows += 1
+        self.tokens += len(row["input_ids"])
+        loss = row.get("loss_weights") or row.get("loss_mask")
+        self.loss_tokens += len(row["input_ids"]) - 1 if loss is None else sum(value > 0 for value in loss)
+
+    def progress(self):
+        return f"{self.rows:,} rows, {self.tokens:,} tokens"
+
+    def notes(self):
+        yield from (f"{count:,} {text}" for text, count in self.tally.notes.items())
+        yield from self.bad_notes("bad record")
 
     def summary(self):
         text = f"{count_of(self.rows, 'row')}, {self.tokens:,} tokens, {self.loss_tokens:,} with loss"

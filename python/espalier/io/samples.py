@@ -86,8 +86,3 @@ def _routes(record):
         return np.frombuffer(fields["data"], fields["dtype"]).reshape(fields["shape"]).tolist()
     except (KeyError, TypeError, ValueError):
         raise BadRow("routed_experts", "a list with the routes of every token", f"a {type(routes).__name__}") from None
-
-
-def is_sample(record):
-    """Whether a record of a file is of this kind."""
-    return "token_ids" in record and ("mask" in record or "loss_mask" in record)

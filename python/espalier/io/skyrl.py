@@ -20,7 +20,8 @@ from typing import Any
 
 from ..errors import BadRow
 from .fields import Fields, mapping_of
-from .parts import batch_size, converted, each_sample, joined, refuse_images, rewards_of_turns, routes_with_last, sum_of
+from .parts import (Options, batch_size, converted, each_sample, joined, refuse_images, rewards_of_turns, routes_with_last,
+                    sum_of)  # fmt: skip
 from .rules import checked, identity, same_length, token_ids
 
 
@@ -43,17 +44,16 @@ def from_skyrl(generator_output: Mapping[str, Any], turn_rewards: bool = False) 
         >>> espalier.io.from_skyrl(output)
         [{'reward': 1.0, 'input_ids': [5, 6, 7, 8], 'loss_mask': [0, 0, 1, 1]}]
     """
-    return converted([generator_output], partial(rows, turn_rewards=turn_rewards), "output")
+    return converted([generator_output], partial(rows, options=Options(turn_rewards=turn_rewards)), "output")
 
 
-def rows(record, options=None, turn_rewards=False):
+def rows(record, options):
     """Yields the rows of an output, or of one trajectory."""
-    by_turn = options.turn_rewards if options else turn_rewards
-    made = each_sample(record, "response_ids", partial(_sample, by_turn=by_turn))
+    made = each_sample(record, "response_ids", partial(_sample, by_turn=options.turn_rewards))
     if "is_last_step" not in record or batch_size(record, "response_ids") is None:
         yield from made
         return
-    if by_turn:
+    if options.turn_rewards:
         raise BadRow("is_last_step", "whole trajectories with turn rewards", "trajectories in steps")
     steps, several = [], 0
     for row, is_last in zip(made, record.list("is_last_step"), strict=True):
@@ -102,8 +102,3 @@ def _names(trajectory):
     fields = Fields(mapping_of(trajectory))
     instance = identity("trajectory_ids.instance_id", fields.get("instance_id"))
     return {"group_id": instance, "trajectory_id": f"{instance}_{fields.get('repetition_id', 0)}"}
-
-
-def is_output(record):
-    """Whether a record of a file is of this kind."""
-    return "prompt_token_ids" in record and "response_ids" in record

@@ -69,8 +69,3 @@ def _reward(reward, key):
         names = ", ".join(f"`{name}`" for name in list(reward)[:8])
         raise BadRow("reward", "a number, or reward_key to name one of its entries", f"an object with {names}")
     return reward[key]
-
-
-def is_sample(record):
-    """Whether a record of a file is of this kind."""
-    return "tokens" in record and "response_length" in record

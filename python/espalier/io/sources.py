@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..commands.console import clipped
+from ..commands.progress import Progress
 from ..errors import BadRow, InputError
 from ..rows.json_lines import object_without_duplicates, parse_line
 from ..rows.lines import lines_of
@@ -80,6 +81,18 @@ def records_of(path, most_bytes, tick):
     """Yields (where, record or BadRow) for each record of a file. Calls tick(fraction of the file read so far)."""
     for chunk in chunks_of(path, most_bytes, tick):
         yield from chunk.records()
+
+
+def records_of_files(files, most_bytes, name, told):
+    """Yields (file, where, record or BadRow) for each record of files, and shows progress of the command `name`: told() says what
+    has been done."""
+    with Progress(name) as progress:
+        for number, path in enumerate(files):
+            def tick(fraction, number=number):
+                progress.update((number + fraction) / len(files), told())
+
+            for where, record in records_of(path, most_bytes, tick):
+                yield path, where, record
 
 
 def is_parquet(path):

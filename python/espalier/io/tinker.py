@@ -105,8 +105,3 @@ def _weights(arrays):
     if arrays["advantages"] is not None:
         return [int(number("loss_fn_inputs.advantages", value) != 0) for value in arrays["advantages"]]
     return [1] * len(arrays["target_tokens"])
-
-
-def is_datum(record):
-    """Whether a record of a file is of this kind."""
-    return "model_input" in record and "loss_fn_inputs" in record

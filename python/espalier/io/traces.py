@@ -61,7 +61,7 @@ def _trace_rows(trace, common, options):
         raise BadRow("version", f"traces of version {VERSION}", shown(trace.get("version")))
     nodes = _Nodes(trace, options)
     _refuse_images(trace, nodes)
-    if not nodes.any_tokens():
+    if not any(nodes.ids):
         trace.tally.notes[NO_TOKENS] += 1
         return
     name, own = trace.get("id"), trace.inside("info").inside("espalier")
@@ -116,7 +116,7 @@ class _Nodes:
     def __init__(self, trace, options):
         self._nodes = trace.each("nodes")
         self._parents = [node.get("parent") for node in self._nodes]
-        self._ids = [
+        self.ids = [
             token_ids(node.get("token_ids", []), f"nodes[{i}].token_ids") for i, node in enumerate(self._nodes)
         ]
         self._masks = [self._mask(i) for i in range(len(self._nodes))]
@@ -137,12 +137,9 @@ class _Nodes:
     def __len__(self):
         return len(self._nodes)
 
-    def any_tokens(self):
-        return any(self._ids)
-
     def first_of(self, tokens):
         """The first of these tokens in any node; None if there is none."""
-        return next((token for ids in self._ids for token in ids if token in tokens), None)
+        return next((token for ids in self.ids for token in ids if token in tokens), None)
 
     def leaves(self):
         """Nodes without children, in order."""
@@ -178,30 +175,22 @@ class _Nodes:
         if once and not fresh:
             return None
         self._trained.update(carries)
-        self._demand_tokens(carries, path)
-        row = {"input_ids": self._concatenated(self._ids, path)}
+        for i in path if carries else ():
+            if self._nodes[i].get("sampled") and not self.ids[i]:
+                raise BadRow(f"nodes[{i}].token_ids", "the tokens of a sampled message", "none")
+        row = {"input_ids": [token for i in path for token in self.ids[i]]}
         field = "loss_mask" if self._weights is None else "loss_weights"
         row[field] = [value if i in fresh else 0 for i in path for value in loss[i]]
         for field, values in self._spread.items():
             if any(values[i] is not None for i in path):
-                row[field] = self._concatenated(self._filled(values, 0.0 if field == "advantages" else None), path)
+                fill = 0.0 if field == "advantages" else None
+                row[field] = [value for i in path for value in values[i] or [fill] * len(self.ids[i])]
         return row
 
-    def _demand_tokens(self, carries, path):
-        for i in path:
-            if self._nodes[i].get("sampled") and not self._ids[i] and carries:
-                raise BadRow(f"nodes[{i}].token_ids", "the tokens of a sampled message", "none")
-
-    def _concatenated(self, values, path):
-        return [value for i in path for value in values[i]]
-
-    def _filled(self, values, fill):
-        return [[fill] * len(self._ids[i]) if value is None else value for i, value in enumerate(values)]
-
     def _mask(self, i):
-        values = self._nodes[i].get("mask") or [False] * len(self._ids[i])
+        values = self._nodes[i].get("mask") or [False] * len(self.ids[i])
         name = f"nodes[{i}].mask"
-        return zero_one(name, same_length(name, values, len(self._ids[i]), "the node"))
+        return zero_one(name, same_length(name, values, len(self.ids[i]), "the node"))
 
     def _spread_field(self, i, name, fill):
         """A node's values for its sampled tokens, with `fill` on the others; None if it has none."""
@@ -221,7 +210,7 @@ class _Nodes:
                 raise BadRow(f"nodes[{i}].loss_weights", "an object of named weights", shown(weights))
             for name, values in weights.items():
                 field = f"nodes[{i}].loss_weights.{name}"
-                values = [number(field, value) for value in same_length(field, values, len(self._ids[i]), "the node")]
+                values = [number(field, value) for value in same_length(field, values, len(self.ids[i]), "the node")]
                 streams.setdefault(name, {})[i] = values
         if chosen is None and len(streams) > 1:
             raise BadRow("nodes[].loss_weights", "one stream of weights, or --loss-weights to name one of them",
@@ -230,12 +219,7 @@ class _Nodes:
         refuse_unnamed(name, chosen, "nodes[].loss_weights")
         if name not in streams:
             return None, None
-        weights = [streams[name].get(i, [0.0] * len(ids)) for i, ids in enumerate(self._ids)]
+        weights = [streams[name].get(i, [0.0] * len(ids)) for i, ids in enumerate(self.ids)]
         if name == "rl":
             weights = [[a * b for a, b in zip(mask, values)] for mask, values in zip(self._masks, weights)]
         return name, weights
-
-
-def is_episode(record):
-    """Whether a record of a file is of this kind."""
-    return isinstance(record.get("traces"), list) or isinstance(record.get("nodes"), list)

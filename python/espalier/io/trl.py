@@ -110,8 +110,3 @@ def _sample(sample):
     if row["chosen"] is None:
         row["chosen"] = verdict(sample)
     yield checked(row)
-
-
-def is_tokenised(record):
-    """Whether a record of a file is of this kind."""
-    return "prompt_ids" in record and ("completion_ids" in record or "chosen_ids" in record)

@@ -18,7 +18,8 @@ from functools import partial
 from typing import Any
 
 from ..errors import BadRow
-from .parts import attention, converted, each_sample, kept, refuse_images, rewards_of_turns, routes_with_last, sum_of
+from .parts import (Options, attention, converted, each_sample, kept, refuse_images, rewards_of_turns, routes_with_last,
+                    sum_of)  # fmt: skip
 from .rules import checked, same_length, zero_one
 
 LOGPROBS = ("rollout_log_probs", "old_log_probs")
@@ -50,13 +51,12 @@ def from_verl(data: Any, turn_rewards: bool = False) -> list[dict[str, Any]]:
     if hasattr(data, "batch") and hasattr(data, "non_tensor_batch"):
         parts = [part for part in (data.batch, data.non_tensor_batch) if part is not None]  # bool(TensorDict) raises
         data = {name: part[name] for part in parts for name in part.keys()}
-    return converted([data], partial(rows, turn_rewards=turn_rewards), "batch")
+    return converted([data], partial(rows, options=Options(turn_rewards=turn_rewards)), "batch")
 
 
-def rows(record, options=None, turn_rewards=False):
+def rows(record, options):
     """Yields the rows of a batch, or of one sample."""
-    by_turn = options.turn_rewards if options else turn_rewards
-    yield from each_sample(record, "responses", partial(_sample, by_turn=by_turn))
+    yield from each_sample(record, "responses", partial(_sample, by_turn=options.turn_rewards))
 
 
 def _sample(sample, by_turn):
@@ -102,8 +102,3 @@ def _outcome(sample, loss_mask, keep, by_turn):
         return outcome | {"reward": sum_of(name, scores)}
     before = [0.0] * (len(loss_mask) - len(scores))
     return outcome | {"turn_rewards": rewards_of_turns(name, before + scores, loss_mask)}
-
-
-def is_batch(record):
-    """Whether a record of a file is of this kind."""
-    return "responses" in record and ("attention_mask" in record or "response_mask" in record)

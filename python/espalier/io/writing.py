@@ -6,6 +6,7 @@ import json
 import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from ..errors import BadRow, InputError
@@ -36,21 +37,16 @@ def write_rows(rows: Iterable[Mapping[str, Any]], path: str | os.PathLike[str]) 
         >>> espalier.io.write_rows([{"input_ids": [5, 6, 7], "loss_mask": [0, 1, 1]}], path)
         1
     """
-    count = 0
-    with writer_of(Path(path)) as writer:
+    from ..native import core
+
+    count, path = 0, Path(path)
+    with parquet_writer(path, ROW_TYPES) if path.suffix == ".parquet" else core.RowWriter(path) as writer:
         for count, row in enumerate(rows, start=1):
             try:
                 writer.add(checked(row))
             except BadRow as error:
                 raise InputError(f"row {count}: {error}") from None
     return count
-
-
-def writer_of(path):
-    """A context manager of a writer with add(row)."""
-    from ..native import core
-
-    return parquet_writer(path, ROW_TYPES) if path.suffix == ".parquet" else core.RowWriter(path)
 
 
 # The types of Parquet columns, as functions of pyarrow.
@@ -87,24 +83,20 @@ def parquet_writer(path, types):
 
     schema = pyarrow.schema([(name, type_of(pyarrow)) for name, type_of in types.items()])
     with core.AtomicFile(path) as file, parquet.ParquetWriter(file.temporary, schema, compression="zstd") as table:
-        writer = _Batches(lambda rows: table.write_table(pyarrow.Table.from_pylist(rows, schema)))
-        yield writer
-        writer.flush()
+        rows: list[Any] = []
 
+        def flush():
+            table.write_table(pyarrow.Table.from_pylist(rows, schema))
+            rows.clear()
 
-class _Batches:
-    def __init__(self, write):
-        self._write, self._rows = write, []
+        def add(record):
+            rows.append(record)
+            if len(rows) == BATCH:
+                flush()
 
-    def add(self, record):
-        self._rows.append(record)
-        if len(self._rows) == BATCH:
-            self.flush()
-
-    def flush(self):
-        if self._rows:
-            self._write(self._rows)
-            self._rows = []
+        yield SimpleNamespace(add=add)
+        if rows:
+            flush()
 
 
 @contextlib.contextmanager
@@ -113,12 +105,5 @@ def json_writer(path):
     from ..native import core
 
     with core.TextFile(path) as file:
-        yield _JsonLines(file)
-
-
-class _JsonLines:
-    def __init__(self, file):
-        self._file = file
-
-    def add(self, record):
-        self._file.write(json.dumps(record, ensure_ascii=False, separators=(",", ":")) + "\n")
+        yield SimpleNamespace(
+            add=lambda record: file.write(json.dumps(record, ensure_ascii=False, separators=(",", ":")) + "\n"))
