@@ -195,7 +195,7 @@ def test_logits_beside_a_loss():
             assert isinstance(output, type(theirs)) and list(output) == list(theirs) == ["loss", "logits"]
             assert output[0] is output["loss"] is output.loss and "logits" in output and head.rows == 0
             (held,) = (value for value in output.values() if type(value) is Deferred)
-            assert held.shape == theirs.logits.shape and held.dtype == theirs.logits.dtype and not held.is_computed
+            assert held.shape == theirs.logits.shape and held.dtype == theirs.logits.dtype and held._compute is not None
             logits = output.logits
             assert head.rows == TREE + 1 and output.logits is logits is output["logits"] is output[1] is output.to_tuple()[1]
         inside = batch["attention_mask"].bool()

@@ -85,12 +85,8 @@ def cure_of(change: Change, otherwise: str = "train this model unpatched") -> st
 
 
 class Snapshot:
-    """The code of a backbone, or of a head, at one moment, and what other libraries have changed in it.
-
-    Attributes:
-        changes: The changes.
-        code: (where, name, function) of all functions that the module calls by class or module.
-    """
+    """The code of a backbone, or of a head, at one moment, and what other libraries have changed in it: `changes`. `code` has all
+    functions that the module calls by class or module."""
 
     def __init__(self, module: Any, *classes: Any) -> None:
         """classes: of other modules that belong to it."""
@@ -115,8 +111,8 @@ class Snapshot:
             if not is_library_code(vars(nn.Module)[name]):
                 self.changes.append(Change("", f"nn.Module.{name} from {_described(vars(nn.Module)[name])}", Role.ROWS))
         self.code += [(vars(nn.Module), name, vars(nn.Module)[name]) for name in _CALLS]
-        self._watched = [part for change in self.changes if change.module is not None and not _is_of_peft(change.module)
-                         for part in change.module.modules()]  # fmt: skip
+        self._watched = [part for change in self.changes if not type(change.module).__module__.startswith("peft.")
+                         for part in (change.module.modules() if change.module is not None else ())]  # fmt: skip
         self._watched += [part for part in module.modules()
                           if any(isinstance(value, FunctionType) for value in vars(part).values())]  # fmt: skip
         self._settings = settings_of(self._watched)
@@ -167,10 +163,6 @@ def settings_of(modules: Sequence[Any]) -> list[tuple[Any, ...]]:
         for values in (vars(module), *map(vars, own)):
             found.append(tuple((name, value) for name, value in values.items() if isinstance(value, _PLAIN)))
     return found
-
-
-def _is_of_peft(module: Any) -> bool:
-    return type(module).__module__.startswith("peft.")
 
 
 def hooks_of(module: Any) -> tuple[Any, ...]:

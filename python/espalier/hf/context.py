@@ -143,10 +143,8 @@ def naming_layers(backbone: Any) -> Iterator[None]:
         run = kwargs.get("espalier_tree")
         return None if run is None else (args, {**kwargs, "espalier_tree": run.at(module.layer_idx)})
 
-    layers = [module for module in backbone.modules() if isinstance(getattr(module, "layer_idx", None), int)]
-    hooks = [module.register_forward_pre_hook(name_layer, with_kwargs=True) for module in layers]
-    try:
+    with contextlib.ExitStack() as hooks:
+        for module in backbone.modules():
+            if isinstance(getattr(module, "layer_idx", None), int):
+                hooks.enter_context(module.register_forward_pre_hook(name_layer, with_kwargs=True))
         yield
-    finally:
-        for hook in hooks:
-            hook.remove()

@@ -49,13 +49,10 @@ class RouterChoices:
         """Inside, the routers of `backbone` take the choices of the table, and fill it where there are none. Yields
         Own: what they would choose."""
         own = Own(self)
-        hooks = [router.register_forward_hook(own.hook(number), prepend=True)
-                 for number, router in enumerate(routers_of(backbone).values())]  # fmt: skip
-        try:
+        with contextlib.ExitStack() as hooks:
+            for number, router in enumerate(routers_of(backbone).values()):
+                hooks.enter_context(router.register_forward_hook(own.hook(number), prepend=True))
             yield own
-        finally:
-            for hook in hooks:
-                hook.remove()
 
 
 class Own:

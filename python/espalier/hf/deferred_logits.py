@@ -30,10 +30,6 @@ class Deferred:
         """As Accelerate asks of all that is in low precision."""
         return Deferred(lambda: self.tensor().float(), self.shape, torch.float32, self.device)
 
-    @property
-    def is_computed(self) -> bool:
-        return self._compute is None
-
     @classmethod
     def __torch_function__(cls, function: Callable[..., Any], _types: Any, args: Sequence[Any] = (),
                            kwargs: Mapping[str, Any] | None = None) -> Any:  # fmt: skip

@@ -8,12 +8,14 @@ tokens is refused; noise on embeddings has the scale that it would have in the b
 
 import contextlib
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
 from torch import nn
 
 from ..errors import Unsupported
+from .for_now import with_values
 
 CHOICES = (None, "shared")
 NOISE = "neftune_noise_alpha"  # where Transformers keeps it
@@ -67,36 +69,18 @@ def has_dropout(module: Any) -> bool:
     return bool(module.training and probabilities_of(module))
 
 
-@contextlib.contextmanager
-def noise_of_batch(backbone: Any, length: int, num_tokens: int) -> Iterator[None]:
+def noise_of_batch(backbone: Any, length: int, num_tokens: int) -> AbstractContextManager[None]:
     """Inside, noise on embeddings of the num_tokens of a forest has the scale of that on a batch [B, length]: Transformers
     divides by the root of the length that it sees."""
     embeddings = backbone.get_input_embeddings()
     noise = getattr(embeddings, NOISE, None)
-    if not noise:
-        yield
-        return
-    setattr(embeddings, NOISE, noise * (num_tokens / length) ** 0.5)
-    try:
-        yield
-    finally:
-        setattr(embeddings, NOISE, noise)
+    return with_values([(embeddings, NOISE, noise * (num_tokens / length) ** 0.5)] if noise else [])
 
 
-@contextlib.contextmanager
-def switched_off(model: Any) -> Iterator[None]:
+def switched_off(model: Any) -> AbstractContextManager[None]:
     """Inside, nothing is dropped, and there is no noise."""
-    kept = []
-    for module in model.modules():
-        names = [*probabilities_of(module), *([NOISE] if getattr(module, NOISE, None) else [])]
-        kept += [(module, name, getattr(module, name)) for name in names]
-    for module, name, _ in kept:
-        setattr(module, name, 0.0)
-    try:
-        yield
-    finally:
-        for module, name, value in kept:
-            setattr(module, name, value)
+    return with_values((module, name, 0.0) for module in model.modules()
+                       for name in (*probabilities_of(module), *([NOISE] if getattr(module, NOISE, None) else [])))  # fmt: skip
 
 
 class Draws:

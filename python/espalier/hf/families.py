@@ -151,8 +151,8 @@ def check_followed(backbone: Any, run: "TreeRun") -> None:
                               f"else{versions.what_to_pin()}")  # fmt: skip
 
 
-def check_model(model: Any, backbone: Any) -> None:
-    """Raises Unsupported for what patching cannot serve, whatever the batch. `backbone` is that of `model`."""
+def check_model(backbone: Any) -> None:
+    """Raises Unsupported for what patching cannot serve, whatever the batch."""
     config = backbone.config
     for rope_type in _values_of(getattr(config, "rope_parameters", None), "rope_type"):
         if rope_type not in ROPE_TYPES:

@@ -50,7 +50,7 @@ def forward(backbone: Any, forest_of: Callable[[Mapping[str, Any]], Any], fused:
     reduced = {**kwargs, "labels": None, "shift_labels": labels, "num_items_in_batch": None}
     with asking(AskedTokens(backbone, pairs.tokens, (rows, layout))):
         output = fused(**reduced)
-    return _of_rows(output, pairs, batch.get("num_items_in_batch"), _aux_loss_coef(backbone))
+    return _of_rows(output, pairs, batch.get("num_items_in_batch"), getattr(backbone.config, "router_aux_loss_coef", 0.0))
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]
@@ -98,8 +98,3 @@ def _of_rows(output: Any, pairs: _Pairs, number: Any, aux_loss_coef: float) -> A
     if output.aux_loss is not None:
         loss = loss + aux_loss_coef * output.aux_loss
     return type(output)(loss=loss, **fields, label_mask=mask, aux_loss=output.aux_loss)
-
-
-def _aux_loss_coef(backbone: Any) -> float:
-    coefficient: float = getattr(backbone.config, "router_aux_loss_coef", 0.0)
-    return coefficient

@@ -53,14 +53,10 @@ def _places(traceback: TracebackType | None) -> tuple[list[nn.Module], list[str]
     while traceback is not None:
         frame = traceback.tb_frame
         owner = frame.f_locals.get("self")
-        if isinstance(owner, nn.Module) and (not modules or _is_in(owner, modules[0])):
+        if isinstance(owner, nn.Module) and (not modules or any(part is owner for part in modules[0].modules())):
             if not modules or owner is not modules[-1]:
                 packages.clear()
             modules.append(owner)
         packages.append(str(frame.f_globals.get("__name__")).partition(".")[0])
         traceback = traceback.tb_next
     return modules, packages
-
-
-def _is_in(module: nn.Module, model: nn.Module) -> bool:
-    return any(part is module for part in model.modules())

@@ -5,8 +5,10 @@ import inspect
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from .. import ops
+from .attention import as_autocast
 from .families import FAMILIES, backbone_of
 from .float64 import InFloat64, OnCpu
 from .small_copy import small_model
@@ -29,6 +31,13 @@ def logit_scale(inner: Any) -> float:
     """What a model with a head multiplies its logits by: 1 / logits_scaling of its config in families that read it (Granite)."""
     reads = "logits_scaling" in inspect.unwrap(type(inner).forward).__code__.co_names
     return 1 / backbone_of(inner).config.logits_scaling if reads else 1.0
+
+
+def edge_logprobs(hidden: Tensor, linear: nn.Linear, edge_row: Tensor, edge_target: Tensor, **options: Any) -> Any:
+    """ops.edge_logprobs of hidden states by the output layer, in the dtype of autocast where that is on."""
+    hidden, weight = as_autocast(hidden, linear.weight)
+    bias = None if linear.bias is None else linear.bias.to(weight.dtype)
+    return ops.edge_logprobs(hidden.to(weight.dtype), weight, edge_row, edge_target, bias=bias, **options)
 
 
 def _is_plain(model: Any) -> bool:

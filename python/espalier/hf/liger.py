@@ -31,8 +31,3 @@ def is_served(batch: Mapping[str, Any]) -> bool:
         return False
     function = sys.modules[_FUNCTIONS].liger_fused_linear_cross_entropy  # which takes what the loss does not name
     return not any(name in batch and name not in _KNOWN for name in inspect.signature(function).parameters)
-
-
-def skips_logits(batch: Mapping[str, Any], is_training: bool) -> bool:
-    """Whether the output of a batch with labels has no logits."""
-    return bool(batch.get("skip_logits", is_training))

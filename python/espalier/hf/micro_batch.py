@@ -10,16 +10,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .. import ops
 from ..errors import InputError, Unsupported
 from . import deepspeed, shared_head, tensor_parallel
-from .attention import as_autocast, resolved
+from .attention import resolved
 from .changes import is_hook_of_wrapper
 from .dropout import NOISE
 from .families import (backbone_of, check_followed, check_training, inside_trainer, mixer_of, modules_with_settings, refuse_alora,
                        stock_class, unwrapped)  # fmt: skip
 from .gradient_sync import drop_whole_gradients
-from .heads import logit_scale
+from .heads import edge_logprobs, logit_scale
 from .patching import Patch, apply_patch, patch_of
 from .run import TreeRun
 
@@ -158,10 +157,7 @@ class MicroBatchModel:
             if tensor_parallel.is_parallel(head.weight):
                 part = tensor_parallel.VocabularyPart(head)
                 return part.edge_logprobs(hidden, edge_row, edge_target, temperature=temperature, scale=scale, entropy=entropy)
-            hidden, weight = as_autocast(hidden, head.weight)
-            bias = None if head.bias is None else head.bias.to(weight.dtype)
-            return ops.edge_logprobs(hidden.to(weight.dtype), weight, edge_row, edge_target, bias=bias,
-                                     temperature=temperature, logit_scale=scale, entropy=entropy)  # fmt: skip
+            return edge_logprobs(hidden, head, edge_row, edge_target, temperature=temperature, logit_scale=scale, entropy=entropy)
 
         with _forward_of(head, forward):
             return head(hidden)

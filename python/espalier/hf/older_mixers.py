@@ -13,6 +13,7 @@ from torch.nn.functional import conv1d, pad, silu
 
 from . import mixers, told
 from .families import FAMILIES, stock_class
+from .for_now import remove_hooks
 from .origin import stock_of
 
 _REPLACED = {"causal_conv1d_fn": "causal_conv1d_fn", "chunk_gated_delta_rule": "torch_chunk_gated_delta_rule"}
@@ -41,8 +42,7 @@ def detach(backbone: Any) -> None:
         if all(hasattr(module, name) for name in _REPLACED):
             for name in _REPLACED:
                 setattr(module, name, stock_of(getattr(module, name)))
-        for key in [key for key, hook in module._forward_hooks.items() if hook is _convolved]:
-            del module._forward_hooks[key]
+        remove_hooks(module, _convolved)
 
 
 def _is_causal_convolution(module: Any) -> bool:

@@ -18,12 +18,8 @@ def is_library_code(function: Any, name: str | None = None) -> bool:
     """Whether `function`, and every function that it wraps (`__wrapped__`), is code of PyTorch or Transformers.
 
     Decorators copy `__name__` and `__module__` to their wrappers, so this looks at the code objects. Functions in C count as
-    PyTorch's unless their module says otherwise. Partials and objects that are called count as others' code.
-
-    Args:
-        function: A function or a bound method.
-        name: The name that the innermost function has to have in its source; None: any.
-    """
+    PyTorch's unless their module says otherwise. Partials and objects that are called count as others' code. name: that the
+    innermost function has to have in its source; None: any."""
     while True:
         function = getattr(function, "__func__", function)
         inner = getattr(function, "__wrapped__", None)

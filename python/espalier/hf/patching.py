@@ -25,6 +25,7 @@ from .around import Around
 from .changes import Role, Snapshot, attention_modules, functions_of, refuse_attention
 from .families import (backbone_of, check_followed, check_model, check_training, composite_of, is_tested_family, mixer_of,
                        modules_with_settings, unwrapped)  # fmt: skip
+from .for_now import with_values
 from .resting import Rest
 from .rows import BOUNDARIES, INPUTS, Rows, check_boundaries, read_rows
 from .run import Expand, TreeRun
@@ -45,7 +46,7 @@ def apply_patch(model: Model, backend: str = "auto", check: Callable[[Any, Mappi
     if backend not in attention.BACKENDS:
         raise Unsupported(f"backend: expected {', '.join(attention.BACKENDS)}, received {backend!r}")
     backbone = backbone_of(model)
-    check_model(model, backbone)
+    check_model(backbone)
     dropout = checked_choice(dropout)
     if backbone.training:
         check_training(modules_with_settings(backbone), dropout)
@@ -133,8 +134,8 @@ class Sharing:
     """
 
     batches: int = 0
-    flat_tokens: int = 0  # tokens of the rows
-    tree_tokens: int = 0  # those that were encoded
+    flat_tokens: int = 0
+    tree_tokens: int = 0
 
     @property
     def ratio(self) -> float:
@@ -504,11 +505,8 @@ def _check_first_batch(given: Patch, batch: Mapping[str, Any]) -> None:
     model, given.unchecked = given.unchecked(), None
     if model is not None and given.check is not None:
         known = (*INPUTS, *BOUNDARIES, routes.NAME)
-        meter, given.meter = given.meter, None
-        try:
+        with with_values([(given, "meter", None)]):
             given.check(model, {name: batch[name] for name in known if name in batch})
-        finally:
-            given.meter = meter
 
 
 def _run(backbone: Any, given: Patch, arguments: dict[str, Any], passed_on: Mapping[str, Any], asked: Asked | None) -> Any:
@@ -545,8 +543,7 @@ def _planned(backbone: Any, given: Patch, arguments: dict[str, Any],
         inputs["position_ids"] = run.position.long().unsqueeze(0)
     index = torch.from_numpy(index_of(rows, layout, input_ids.numel()))
     if routes.NAME in arguments:
-        recorded = routes.check_experts(backbone, arguments[routes.NAME][torch.from_numpy(rows.places)])
-        run.routes = routes.of_forest(recorded, layout.paths()[1], run.num_tokens).to(input_ids.device)
+        run.routes = routes.of_batch(backbone, arguments[routes.NAME], rows.places, layout).to(input_ids.device)
         given.replay_routes(backbone)
     return run, inputs, index
 

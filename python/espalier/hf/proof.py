@@ -19,6 +19,7 @@ from .changes import Change, NotCarriedOver, Role, Snapshot, carry_over, cure_of
 from .config_view import original_of
 from .families import FAMILIES
 from .float64 import InFloat64, OnCpu
+from .for_now import with_values
 from .gpu_kernels import naming_layers, what_needs_a_gpu
 from .plain_layers import by_torch, by_torch_on_cpus
 from .reference import gradients_of, rows_alone, without_gradients, without_renorm
@@ -167,18 +168,20 @@ def error_of(model: Any, attach: Attach, case: Case | None = None) -> tuple[floa
     case = case or Case.of(ROWS)
     dtype = next(model.parameters()).dtype
     batch = case.batch()
-    probe = torch.randn(*batch["input_ids"].shape, _width(model), dtype=dtype, device="cpu")
+    with torch.no_grad():
+        width = _hidden(model, torch.tensor([[7]], device="cpu")).shape[-1]
+    probe = torch.randn(*batch["input_ids"].shape, width, dtype=dtype, device="cpu")
 
     def measure(number: int, ids: Tensor) -> tuple[Tensor, Tensor]:
         loss = (_hidden(model, ids)[0] * probe[number, :ids.shape[1]]).sum()
         return loss, loss
 
     with _computing_in(dtype):
-        alone = rows_alone(model, [torch.tensor([row], device="cpu") for row in case.rows], measure)
+        values, theirs = rows_alone(model, [torch.tensor([row], device="cpu") for row in case.rows], measure)
         attach(model)
         together = (_hidden(model, **batch) * probe * batch["attention_mask"].unsqueeze(-1)).sum()
         ours = gradients_of(model, together)
-    theirs, loss = alone.gradients, sum(value.item() for value in alone.values)
+    loss = sum(value.item() for value in values)
     everything = torch.stack([gradient.norm() for gradient in theirs.values()]).norm()
     errors = {name: ((ours[name] - theirs[name]).norm() / torch.clamp(theirs[name].norm(), min=1e-2 * everything)).item()
               for name in theirs}  # fmt: skip
@@ -189,11 +192,6 @@ def error_of(model: Any, attach: Attach, case: Case | None = None) -> tuple[floa
 
 def _computing_in(dtype: torch.dtype) -> Any:
     return InFloat64() if dtype == torch.float64 else contextlib.nullcontext()
-
-
-def _width(model: Any) -> int:
-    with torch.no_grad():
-        return int(_hidden(model, torch.tensor([[7]], device="cpu")).shape[-1])
 
 
 def _hidden(model: Any, input_ids: Tensor, **more: Any) -> Tensor:
@@ -216,20 +214,19 @@ def first_difference(model: Any, attach: Attach, case: Case, most: float) -> str
 
         return hook
 
-    handles = [module.register_forward_hook(keep(name)) for name, module in model.named_modules() if name]
-
     def outputs_of(**batch: Any) -> dict[tuple[str, int], Tensor]:
         seen.clear()
         counts.clear()
         _hidden(model, **batch)
         return dict(seen)
 
-    with torch.no_grad(), _computing_in(next(model.parameters()).dtype):
+    with torch.no_grad(), _computing_in(next(model.parameters()).dtype), contextlib.ExitStack() as hooks:
+        for name, module in model.named_modules():
+            if name:
+                hooks.enter_context(module.register_forward_hook(keep(name)))
         alone = [outputs_of(input_ids=torch.tensor([row], device="cpu")) for row in case.rows]
         attach(model)
         together = outputs_of(**case.batch())
-    for handle in handles:
-        handle.remove()
     for key, output in together.items():
         if any(_differs(output, theirs[key], case.layout, number, most)
                for number, theirs in enumerate(alone) if key in theirs):  # fmt: skip
@@ -266,7 +263,9 @@ def _proven_itself(backbone: Any, attach: Attach, doubt: str) -> verdicts.Verdic
     case = Case.of(_longer_rows(longest))
     try:
         with (torch.inference_mode(False), by_torch_on_cpus(first.device), _computing_in(first.dtype),
-              _without_checkpointing(backbone), without_renorm(backbone), without_gradients(backbone)):  # fmt: skip
+              with_values((layer, "gradient_checkpointing", False) for layer in backbone.modules()
+                          if getattr(layer, "gradient_checkpointing", False)),
+              without_renorm(backbone), without_gradients(backbone)):  # fmt: skip
             error, noise = _error_on_device(backbone, attach, case, first.device)
     except Exception as failure:  # whatever any model may do
         if what_needs_a_gpu(failure) is not None:
@@ -281,19 +280,6 @@ def _proven_itself(backbone: Any, attach: Attach, doubt: str) -> verdicts.Verdic
     warnings.warn(f"espalier.hf.patch: {type(backbone).__name__} is proven on {reference}: no small copy can be made ({doubt})",
                   stacklevel=2)  # fmt: skip
     return verdicts.Verdict(reference=reference)
-
-
-@contextlib.contextmanager
-def _without_checkpointing(backbone: Any) -> Iterator[None]:
-    """Inside, no layer is computed again."""
-    modules = [module for module in backbone.modules() if getattr(module, "gradient_checkpointing", False)]
-    for module in modules:
-        module.gradient_checkpointing = False
-    try:
-        yield
-    finally:
-        for module in modules:
-            module.gradient_checkpointing = True
 
 
 def _longer_rows(length: int) -> list[list[int]]:
@@ -347,19 +333,15 @@ def _with_embeddings(backbone: Any, batch: Mapping[str, Tensor], lengths: Sequen
         leaves.append(output.detach().requires_grad_())
         return leaves[-1]
 
-    handle = backbone.get_input_embeddings().register_forward_hook(keep)
-    try:
-        with torch.enable_grad():
-            hidden = _hidden(backbone, **batch)
-            if len(leaves) != 1 or not hidden.requires_grad:
-                return hidden.detach(), None
-            ids = batch["input_ids"]
-            total: Tensor = sum(  # type: ignore[assignment]
-                (hidden[number, :length] * _probe(ids[number, :length], hidden)).sum()
-                for number, length in enumerate(lengths or [ids.shape[1]]))  # fmt: skip
-            return hidden.detach(), torch.autograd.grad(total, leaves)[0]
-    finally:
-        handle.remove()
+    with backbone.get_input_embeddings().register_forward_hook(keep), torch.enable_grad():
+        hidden = _hidden(backbone, **batch)
+        if len(leaves) != 1 or not hidden.requires_grad:
+            return hidden.detach(), None
+        ids = batch["input_ids"]
+        total: Tensor = sum(  # type: ignore[assignment]
+            (hidden[number, :length] * _probe(ids[number, :length], hidden)).sum()
+            for number, length in enumerate(lengths or [ids.shape[1]]))  # fmt: skip
+        return hidden.detach(), torch.autograd.grad(total, leaves)[0]
 
 
 def _probe(row: Tensor, like: Tensor) -> Tensor:

@@ -4,36 +4,23 @@
 Proofs of families, `verify` and `patch(check=True)` have their reference from here.
 """
 
-import contextlib
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from transformers import modeling_utils
 
+from .for_now import with_values
 from .origin import is_library_code
 
 Measure = Callable[[int, Tensor], tuple[Tensor, Tensor]]
 
 
-@dataclass(frozen=True)
-class Results:
-    """values: of each row, float64 on the CPU; gradients: by parameter, summed over rows, float64 on the CPU."""
-
-    values: list[Tensor]
-    gradients: dict[str, Tensor]
-
-
-def rows_alone(model: Any, rows: Sequence[Tensor], measure: Measure) -> Results:
-    """Results of each row alone.
-
-    Args:
-        model: The model whose parameters the gradients are of.
-        rows: Token ids [1, n] of each row.
-        measure: Runs the model on a row, by its number and ids; returns (values, loss).
-    """
+def rows_alone(model: Any, rows: Sequence[Tensor], measure: Measure) -> tuple[list[Tensor], dict[str, Tensor]]:
+    """(values of each row alone, gradients by parameter of `model`, summed over rows), float64 on the CPU. rows: token ids [1, n]
+    of each; measure runs the model on a row, by its number and ids, and returns (values, loss)."""
     values: list[Tensor] = []
     gradients: dict[str, Tensor] = {}
     for number, ids in enumerate(rows):
@@ -41,7 +28,7 @@ def rows_alone(model: Any, rows: Sequence[Tensor], measure: Measure) -> Results:
         values.append(results.detach().cpu().double())
         for name, gradient in gradients_of(model, loss).items():
             gradients[name] = gradients[name].add_(gradient) if name in gradients else gradient
-    return Results(values, gradients)
+    return values, gradients
 
 
 def gradients_of(model: Any, loss: Tensor) -> dict[str, Tensor]:
@@ -61,32 +48,16 @@ def whole_gradient(leaf: Tensor, gradient: Tensor | None) -> Tensor:
     return gradient if added is None else gradient + added
 
 
-@contextlib.contextmanager
-def without_gradients(module: nn.Module) -> Iterator[None]:
+def without_gradients(module: nn.Module) -> AbstractContextManager[None]:
     """Inside, parameters have no gradients; afterwards they have those of before. Functions whose backward calls that of others,
     as in MLPs in tiles, add to them whatever gradients are asked for."""
-    before = [(parameter, parameter.grad) for parameter in module.parameters()]
-    for parameter, _ in before:
-        parameter.grad = None
-    try:
-        yield
-    finally:
-        for parameter, gradient in before:
-            parameter.grad = gradient
+    return with_values((parameter, "grad", None) for parameter in module.parameters())
 
 
-@contextlib.contextmanager
-def without_renorm(model: Any) -> Iterator[None]:
+def without_renorm(model: Any) -> AbstractContextManager[None]:
     """Inside, embeddings with max_norm leave their weights as they are, which a forward pass would change."""
-    modules = [module for module in model.modules() if isinstance(module, nn.Embedding) and module.max_norm is not None]
-    most = [module.max_norm for module in modules]
-    for module in modules:
-        module.max_norm = None
-    try:
-        yield
-    finally:
-        for module, value in zip(modules, most, strict=True):
-            module.max_norm = value
+    return with_values((module, "max_norm", None) for module in model.modules()
+                       if isinstance(module, nn.Embedding) and module.max_norm is not None)  # fmt: skip
 
 
 def to_float64(model: Any) -> Any:

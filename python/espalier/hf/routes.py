@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ..errors import Unsupported
+from ..trees import Layout
 
 if TYPE_CHECKING:
     from .run import TreeRun
@@ -133,6 +134,13 @@ def of_forest(routes: Tensor, tokens: NDArray[np.int64], num_tokens: int) -> Ten
         raise Unsupported(f"{NAME}: expected the same routes for tokens that rows share, received others; build the "
                           f"forest from rows with {NAME}, which keeps such tokens apart")  # fmt: skip
     return result.transpose(0, 1).contiguous()
+
+
+def of_batch(backbone: Any, routes: Tensor, places: NDArray[np.int64], layout: Layout) -> Tensor:
+    """The same of the routes of a batch, as checked_routes gives them, whose tokens are at these places. Raises Unsupported as
+    check_experts does, too."""
+    recorded = check_experts(backbone, routes[torch.from_numpy(places)])
+    return of_forest(recorded, layout.paths()[1], layout.num_tokens)
 
 
 def check_replayed(run: "TreeRun") -> None:

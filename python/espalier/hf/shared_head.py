@@ -22,7 +22,6 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel, modeling_utils
 from transformers.loss import loss_utils
 
-from .. import ops
 from . import fused_head, liger, text_rows
 from .asked import Asked, Given, asked_of, asking
 from .attention import as_autocast
@@ -31,7 +30,7 @@ from .deferred_logits import Deferred, with_deferred
 from .dropout import has_dropout
 from .families import FAMILIES, backbone_of, unwrapped
 from .head_state import HeadState
-from .heads import logit_scale
+from .heads import edge_logprobs, logit_scale
 from .origin import is_library_code
 from .run import Expand
 
@@ -217,7 +216,10 @@ class _Call:
         if output.logits.shape[-1] != self.model.config.vocab_size:
             return None
         edges = Edges.of(asked.found, wanted, asked.hidden.device)
-        logprobs = edges.of_logits(output.logits[0]) if head is None else edges.of_hidden(asked.hidden, head)
+        if head is None:
+            logprobs = edges.of_logits(output.logits[0])
+        else:
+            logprobs = edges.of_hidden(asked.hidden, head, logit_scale(self.model))
         loss = self._loss(logprobs, edges, len(places))
         aux_loss = getattr(output, "aux_loss", None)
         if aux_loss is not None:
@@ -245,8 +247,8 @@ class _Call:
         return (total / (number.to(total.device) if isinstance(number, torch.Tensor) else number)).float()
 
     def _skips_logits(self) -> bool:
-        is_fused = self.is_fused and liger.skips_logits(self.batch, self.model.training)
-        return is_fused or bool(self.skips and self.model.training)
+        by_liger = self.is_fused and self.batch.get("skip_logits", self.model.training)
+        return bool(by_liger or (self.skips and self.model.training))
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def _deferred(self, asked: Asked, sample: Tensor) -> Deferred:
@@ -326,25 +328,16 @@ class Edges:
         return logits[self.row, self.target] - torch.logsumexp(logits, -1)[self.row]
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
-    def of_hidden(self, hidden: Tensor, head: "PlainHead") -> Tensor:
+    def of_hidden(self, hidden: Tensor, linear: nn.Linear, scale: float) -> Tensor:
         """Log-probabilities [E] by hidden states [P, H], without logits."""
-        linear = head.linear
-        hidden, weight = as_autocast(hidden, linear.weight)
-        bias = None if linear.bias is None else linear.bias.to(weight.dtype)
-        return ops.edge_logprobs(hidden.to(weight.dtype), weight, self.row, self.target, bias=bias, logit_scale=head.scale)
-
-
-@dataclass(frozen=True)
-class PlainHead:
-    """A head whose logits are scale * linear(hidden)."""
-
-    linear: nn.Linear
-    scale: float
+        found: Tensor = edge_logprobs(hidden, linear, self.row, self.target, logit_scale=scale)
+        return found
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]
-def plain_head(model: Any, device: torch.device) -> PlainHead | None:
-    """The head of `model` where espalier.ops can compute its log-probabilities without logits on `device`; else None."""
+def plain_head(model: Any, device: torch.device) -> nn.Linear | None:
+    """The head of `model` where espalier.ops can compute its log-probabilities without logits on `device`; else None. Logits are
+    logit_scale(model) times what it gives."""
     config, linear = model.base_model.config, _active(model.get_output_embeddings())
     if type(linear).forward is not nn.Linear.forward:
         return None
@@ -356,7 +349,7 @@ def plain_head(model: Any, device: torch.device) -> PlainHead | None:
     if not is_served or len(linear.weight) != config.vocab_size:
         return None
     has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key("espalier::edge_logprobs", device.type.upper())
-    return PlainHead(linear, logit_scale(model)) if has_kernel else None
+    return linear if has_kernel else None
 
 
 def _active(head: Any) -> Any:

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from ..errors import Unsupported
+from .for_now import remove_hooks
 from .rows import BOUNDARIES, INPUTS
 
 _OF_IMAGES = re.compile(r"pixel|image|video|audio|input_features|mm_encoder")
@@ -45,13 +46,8 @@ def attach(composite: Any) -> None:
 
 def detach(composite: Any) -> None:
     """Takes back `attach`."""
-    if composite is None:
-        return
-    for hooks, own in ((composite._forward_pre_hooks, _tell), (composite._forward_hooks, _forget)):
-        for key in [key for key, hook in hooks.items() if hook is own]:
-            del hooks[key]
-            composite._forward_pre_hooks_with_kwargs.pop(key, None)
-            composite._forward_hooks_always_called.pop(key, None)
+    if composite is not None:
+        remove_hooks(composite, _tell, _forget)
 
 
 @contextlib.contextmanager

@@ -68,14 +68,12 @@ def check_tokenwise(backbone: Any, changes: Sequence[Change], device: torch.devi
     kinds = [(change, kind) for change in _outermost(changes) if (kind := (*_kind_of(change), dropout)) not in passed]
     if not kinds:
         return
-    handles = [change.module.register_forward_pre_hook(test(change, kind), with_kwargs=True) for change, kind in kinds]
     ids = torch.arange(1, 1 + _NUM_TOKENS, device=device).unsqueeze(0) % backbone.config.vocab_size
-    try:
+    with contextlib.ExitStack() as hooks:
+        for change, kind in kinds:
+            hooks.enter_context(change.module.register_forward_pre_hook(test(change, kind), with_kwargs=True))
         with _trying(backbone, device), _state_restored(changes):
             backbone(input_ids=ids, use_cache=False)
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 def _outermost(changes: Sequence[Change]) -> list[Change]:

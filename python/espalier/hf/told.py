@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from transformers.modeling_layers import GradientCheckpointingLayer
 
+from .for_now import remove_hooks
+
 if TYPE_CHECKING:
     from .run import TreeRun
 
@@ -71,11 +73,7 @@ def attach(backbone: Any, every_layer: bool = False) -> bool:
 def detach(backbone: Any) -> None:
     """Takes back `attach`."""
     for module in backbone.modules():
-        for hooks in (module._forward_pre_hooks, module._forward_hooks):
-            for key in [key for key, hook in hooks.items() if hook in (_tell, _forget, _set_positions)]:
-                del hooks[key]
-                module._forward_pre_hooks_with_kwargs.pop(key, None)
-                module._forward_hooks_always_called.pop(key, None)
+        remove_hooks(module, _tell, _forget, _set_positions)
 
 
 def _hands_on(layer: Any) -> bool:

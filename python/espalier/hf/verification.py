@@ -236,7 +236,9 @@ class _Shared:
             arguments[routes.NAME] = routes.checked_routes(self.backbone, batch)
         self.rows, self.layout = forest_of(arguments)
         self.edges = Edges(self.rows, batch, self.layout)
-        recorded = _recorded(self.backbone, arguments, self.rows, self.layout)
+        recorded = None
+        if routes.NAME in batch:
+            recorded = routes.of_batch(self.backbone, arguments[routes.NAME], self.rows.places, self.layout)
         self.choices = RouterChoices(self.backbone, self.layout.num_tokens, recorded)
 
     def report(self, twin: Any) -> Report:
@@ -294,14 +296,6 @@ class _Unshared(_Shared):
         return _of_batch(model, self.edges, self.batch)
 
 
-def _recorded(backbone: Any, arguments: Mapping[str, Any], rows: Rows, layout: Layout) -> Tensor | None:
-    """The recorded routes of the tokens of the forest, as RouterChoices takes them."""
-    if routes.NAME not in arguments:
-        return None
-    recorded = routes.check_experts(backbone, arguments[routes.NAME][torch.from_numpy(rows.places)])
-    return routes.of_forest(recorded, layout.paths()[1], layout.num_tokens)
-
-
 class Edges:
     """The labelled tokens of a batch and what predicts them: of each row its tokens [1, n], the indices in it of the
     labels, their places in the batch, and those of its tokens in the forest."""
@@ -330,8 +324,8 @@ def _of_rows(model: Any, edges: Edges, own: Own) -> Results:
         found = _logprobs(_logits(model, {"input_ids": ids})[0], ids[0], labelled - 1, labelled)
         return found, -found.sum() / edges.count
 
-    results = rows_alone(model, [ids for ids, *_ in edges.rows], measure)
-    return Results(torch.cat(results.values), results.gradients)
+    values, gradients = rows_alone(model, [ids for ids, *_ in edges.rows], measure)
+    return Results(torch.cat(values), gradients)
 
 
 def _of_batch(model: Any, edges: Edges, batch: Mapping[str, Any]) -> Results:
