@@ -5,8 +5,10 @@ All of it follows from the plan, so that every rank knows what the others will s
 
 from dataclasses import replace
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ..errors import InputError
 from ..hf.exchange import Integers
@@ -66,7 +68,7 @@ class Division:
         return Shard(tokens, layout.position_ids[tokens], ends, places_in(tokens, layout.prev[tokens]),
                      layout.input_ids[tokens], longest, False)  # fmt: skip
 
-    def terms(self, batch: int) -> Terms:
+    def terms(self, batch: int) -> Terms[NDArray[Any]]:
         """Terms of the edges whose sources are tokens of this rank."""
         terms, tokens = self.plan.terms(batch, self.layout(batch)), self.tokens(batch)
         sources = terms.sources[terms.edge_row]

@@ -16,25 +16,12 @@ from ..errors import InputError
 from ..hf.context import ContextRun, Frame
 from ..hf.dropout import Draws
 from ..hf.micro_batch import MicroBatchModel
-from ..hf.part_run import PartPlan, PartRun
+from ..hf.part_run import PartRun
 from ..hf.routes import check_replayed
 from ..rank_group import RankGroup
 from .division import Division
-from .plan import StepPlan
+from .plan import StepPlan, Terms
 from .routes import StepRoutes
-
-
-@dataclass(frozen=True)
-class StepTerms:
-    """Terms of a micro-batch, as tensors on the device of the model."""
-
-    rows: Tensor
-    positions: Tensor
-    weights: Tensor
-    edges: Tensor
-    sources: Tensor
-    edge_row: Tensor
-    edge_target: Tensor
 
 
 @dataclass(frozen=True)
@@ -50,6 +37,7 @@ class Divided:
         return f"{self.division.digest()}, recompute={self.recompute}"
 
 
+StepTerms = Terms[Tensor]
 Compute = Callable[[Tensor, StepTerms], tuple[Tensor, ...]]
 
 
@@ -188,9 +176,8 @@ class Pass:
                 yield from self._present(opened)
             if not opened.is_done:
                 self._backward(opened)
-        frame = self.frames.pop(opened.index, None)
-        if frame is not None:
-            frame.free()
+        if opened.index in self.frames:
+            self.frames.pop(opened.index).free()
 
     def _present(self, opened: "_Opened") -> Iterator[StepBatch]:
         """Lets the user run a micro-batch forward, and give its loss; those without terms run by themselves."""
@@ -251,11 +238,10 @@ class Pass:
         """The same for this rank's shard of it."""
         division, plan = divided.division, self._plan
         shard = division.shard(index)
-        planned = PartPlan(shard, functools.partial(division.keys, index), functools.partial(division.scan, index),
-                           divided.group)  # fmt: skip
         run = PartRun(
-            planned, self._model.device, self._model.backend, parent=self.frames.get(plan.parent[index]), is_read=has_readers,
-            frames=[self.frames[ancestor] for ancestor in plan.context(index).ancestors])  # fmt: skip
+            shard, self._model.device, self._model.backend, keys=functools.partial(division.keys, index),
+            scan=functools.partial(division.scan, index), group=divided.group, parent=self.frames.get(plan.parent[index]),
+            is_read=has_readers, frames=[self.frames[ancestor] for ancestor in plan.context(index).ancestors])  # fmt: skip
         if self._routes is not None:
             all_routes = self._routes.of(plan.layout(index))
             run.routes = all_routes[:, torch.from_numpy(shard.tokens)].to(self._model.device)

@@ -4,7 +4,7 @@
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,20 +15,21 @@ from ..rows.loss_masks import flat_loss_mask
 from ..trees import Layout, Plan
 
 Integers = NDArray[np.int64]
+Values = TypeVar("Values")
 
 
 @dataclass(frozen=True)
-class Terms:
+class Terms(Generic[Values]):
     """The M terms of one micro-batch, by trajectory and then by position, and the E different edges that they read.
-    int64, but for weights."""
+    int64, but for weights; arrays, or tensors on the device of the model."""
 
-    rows: Integers  # [M] the trajectory
-    positions: Integers  # [M] of the predicted token in it
-    weights: NDArray[np.float64]  # [M] float64: by loss_mask
-    edges: Integers  # [M] the edge that a term reads
-    sources: Integers  # [S] ascending: the tokens of the layout that predict
-    edge_row: Integers  # [E] ascending: which of the sources predicts
-    edge_target: Integers  # [E] the id that is predicted
+    rows: Values  # [M] the trajectory
+    positions: Values  # [M] of the predicted token in it
+    weights: Values  # [M] float64: by loss_mask
+    edges: Values  # [M] the edge that a term reads
+    sources: Values  # [S] ascending: the tokens of the layout that predict
+    edge_row: Values  # [E] ascending: which of the sources predicts
+    edge_target: Values  # [E] the id that is predicted
 
 
 class StepPlan:
@@ -112,7 +113,7 @@ class StepPlan:
         return ContextReads(tuple(ancestors.tolist()), np.column_stack([segments.reshape(-1), blocks[:, 1:5]]),
                             np.ascontiguousarray(blocks[:, 5]))  # fmt: skip
 
-    def terms(self, batch: int, layout: Layout) -> Terms:
+    def terms(self, batch: int, layout: Layout) -> Terms[NDArray[Any]]:
         """Terms of a micro-batch. An edge to a token of another one is its source's."""
         starts, tokens, rows, positions = _passages(layout)
         positions = positions + 1  # of the predicted token

@@ -56,8 +56,7 @@ class OnRanks:
 
     def find(self, numbers: Integers) -> Integers:
         """The places of numbers that are there, once."""
-        order = np.argsort(self.numbers, kind="stable")
-        return order[np.searchsorted(self.numbers[order], numbers)]
+        return _found(self.numbers, numbers)
 
 
 class Schedule:
