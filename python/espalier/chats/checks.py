@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..errors import RenderError
+from ..rows.json_lines import json_value
 from .messages import REASONING
 
 
@@ -21,16 +22,9 @@ def check_answer(message, completion, tally):
         name = call["function"]["name"]
         if name not in completion:
             raise RenderError(f"a tool call of `{name}`, which the template does not write in this turn")
-        if not all(_is_in(key, completion) for key in _argument_names(call["function"]["arguments"])):
+        arguments = json_value(call["function"]["arguments"])
+        if isinstance(arguments, dict) and not all(_is_in(key, completion) for key in arguments):
             tally("dropped_arguments")
-
-
-def _argument_names(text):
-    try:
-        arguments = json.loads(text)
-    except (ValueError, RecursionError):
-        arguments = None
-    return arguments if isinstance(arguments, dict) else ()
 
 
 @dataclass

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Conversations of records: which fields are used, and how (docs/data-format.md has the table)."""
 
-import contextlib
-import json
 import math
 import re
 from collections import Counter
@@ -12,7 +10,7 @@ from typing import Any
 from ..commands.arguments import RESERVED
 from ..errors import BadRow
 from ..io.fields import scalar_text, verdict
-from ..rows.json_lines import is_text, shown
+from ..rows.json_lines import is_text, json_value, shown
 from .messages import MEDIA, READ_KEYS, checked_messages, checked_schemas
 from .shapes import chats_of
 
@@ -103,8 +101,7 @@ def _arguments(fields):
     """Variables for the template that the record brings."""
     arguments = fields.get("chat_template_kwargs", {})
     if isinstance(arguments, str):
-        with contextlib.suppress(ValueError, RecursionError):
-            arguments = (json.loads(arguments) if arguments.strip() else None) or {}
+        arguments = (json_value(arguments, arguments) if arguments.strip() else None) or {}
     if not isinstance(arguments, dict):
         raise BadRow("chat_template_kwargs", "an object", shown(arguments))
     if reserved := RESERVED & arguments.keys():

@@ -56,6 +56,9 @@ class Outcome:
     rewritten_at: str = ""
     error: str | None = None
 
+    def count(self, what):
+        self.counts[what] += 1
+
 
 class Converter:
     """Converts chunks of records. Raises InputError for a model that cannot be used."""
@@ -99,10 +102,7 @@ class Converter:
         elif not FORMATS[kind].matches(record):
             kind = kind_of(record)
 
-        def count(what):
-            outcome.counts[what] += 1
-
-        checked = record_of(Fields(record, tally), kind, self._template.ending_tokens, count)
+        checked = record_of(Fields(record, tally), kind, self._template.ending_tokens, outcome.count)
         checked.group_id = group_id
         return checked
 
@@ -124,11 +124,7 @@ class Converter:
         outcome.counts += Counter()  # without zeros
 
     def _rows(self, conversation, outcome):
-        limit = self._settings.template_timeout
-
-        def count(what):
-            outcome.counts[what] += 1
-
+        limit, count = self._settings.template_timeout, outcome.count
         with time_limit(limit, RenderError(f"no result within {limit:g} s (--template-timeout)")):
             try:
                 template = self._template.variant(conversation.arguments)

@@ -10,13 +10,11 @@
 Loss is on what was answered: not on answers in a prompt, in a logged request, or in the turns that both sides of a pair share.
 """
 
-import contextlib
-import json
 from dataclasses import dataclass
 from typing import Any
 
 from ..errors import BadRow
-from ..rows.json_lines import shown
+from ..rows.json_lines import json_value, shown
 from .messages import REASONING, ROLES, SHAREGPT_ROLES
 
 COMPLETIONS = ("completion", "response", "answer", "output")
@@ -119,9 +117,8 @@ def _logged(messages, answer):
 def _answer(response):
     """The message of a logged answer: a text, a message, or OpenAI's object with `choices`."""
     if isinstance(response, str) and response.lstrip()[:1] == "{":
-        with contextlib.suppress(ValueError, RecursionError):
-            parsed = json.loads(response)
-            response = parsed if "choices" in parsed else response
+        parsed = json_value(response, {})
+        response = parsed if "choices" in parsed else response
     if isinstance(response, dict) and "choices" in response:
         choices = response["choices"]
         choice = choices[0] if isinstance(choices, list) and len(choices) == 1 else None
@@ -266,10 +263,7 @@ def _parsed(value):
     """The messages of a JSON text, which columns of one type need; other values stay."""
     if not isinstance(value, str) or value.lstrip()[:1] not in ("[", "{"):
         return value
-    try:
-        parsed = json.loads(value)
-    except (ValueError, RecursionError):
-        return value
+    parsed = json_value(value)
     items = parsed if isinstance(parsed, list) else [parsed]
     is_chat = bool(items) and all(
         isinstance(item, dict) and _role(item) in SHAREGPT_ROLES and CONTENTS & item.keys() for item in items
@@ -297,8 +291,7 @@ def _essence(message):
         function = call.get("function") or call if isinstance(call, dict) else call
         arguments = function.get("arguments") if isinstance(function, dict) else None
         if isinstance(arguments, str):
-            with contextlib.suppress(ValueError, RecursionError):
-                arguments = json.loads(arguments)
+            arguments = json_value(arguments, arguments)
         calls.append((function.get("name"), arguments) if isinstance(function, dict) else function)
     thoughts = next((message[key] for key in REASONING if message.get(key)), "")
     return _role(message), content.strip() if isinstance(content, str) else content, calls, thoughts

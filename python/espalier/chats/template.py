@@ -4,11 +4,12 @@
 import hashlib
 import json
 import re
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 from ..commands.console import clipped
 from ..errors import RenderError
+from ..rows.json_lines import json_value
 from .messages import REASONING
 from .probes import SWITCHES, THOUGHT, Probes, answer, by_length
 from .views import views_of
@@ -32,6 +33,7 @@ class ChatTemplate:
         self.tokenizer = tokenizer
         self.arguments = arguments or {}
         self._variants: dict[str, ChatTemplate] = {}
+        self._faults: dict[tuple[str, bool], str] = {}  # by arguments of fault_of_role
         self.added_tokens = by_length(token.content for token in tokenizer.added_tokens_decoder.values())
         self.probes = Probes(self._rendered, tokens=self.added_tokens, end=tokenizer.eos_token or "")
         if not self.probes.find_parts():
@@ -86,10 +88,6 @@ class ChatTemplate:
     def renders_several_calls(self):
         return self.tool_calls == "content" or self.probes.writes_calls_of(self._forms)
 
-    @cached_property
-    def _faults(self):
-        return {}
-
     def fault_of_role(self, role, first):
         """Why the template does not write messages of a role, as the first or as a later one; empty if it does."""
         key = (role, first)
@@ -124,12 +122,9 @@ class ChatTemplate:
         for name in SWITCHES if turn else ():
             for value in (False, True):
                 is_switch = re.search(rf"\b{name}\b", self.source) and name not in self.arguments
-                if is_switch and Probes(self._with({name: value}), self.probes.parts).prompts(turn):
+                if is_switch and Probes(partial(self._rendered, arguments={name: value}), self.probes.parts).prompts(turn):
                     return json.dumps({name: value})
         return None
-
-    def _with(self, arguments):
-        return lambda messages, add_generation_prompt, tools: self._rendered(messages, add_generation_prompt, tools, arguments)
 
     def _rendered(self, messages, add_generation_prompt, tools=None, arguments=None):
         """The rendered conversation; raises RenderError if the template raises."""
@@ -284,10 +279,7 @@ def _short_id(identity):
 
 def _with_object_arguments(call):
     text = call["function"]["arguments"]
-    try:
-        arguments = json.loads(text)
-    except (ValueError, RecursionError):
-        arguments = None
+    arguments = json_value(text)
     if not isinstance(arguments, dict):
         raise RenderError(f"the template takes the arguments of a tool call as an object, but they are {clipped(text, 60)!r}")
     return {**call, "function": {"name": call["function"]["name"], "arguments": arguments}}
@@ -296,14 +288,8 @@ def _with_object_arguments(call):
 def _with_calls(content, calls):
     parts = [content] if content else []
     for call in calls:
-        function = call["function"]
-        try:
-            body = _call_text(function["name"], json.loads(function["arguments"]))
-        except (ValueError, RecursionError):  # keep the model's text, although it is not valid JSON
-            body = _call_text(function["name"], function["arguments"])
+        name, text = call["function"]["name"], call["function"]["arguments"]
+        arguments = json_value(text, text)  # the model's text, where it is not valid JSON
+        body = json.dumps({"name": name, "arguments": arguments}, ensure_ascii=False)
         parts.append(f"<tool_call>\n{body}\n</tool_call>")
     return "\n".join(parts)
-
-
-def _call_text(name, arguments):
-    return json.dumps({"name": name, "arguments": arguments}, ensure_ascii=False)

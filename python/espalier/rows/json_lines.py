@@ -30,6 +30,14 @@ def is_text(text):
     return True
 
 
+def json_value(text, default=None):
+    """The value of a JSON text; `default` of any other text."""
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return default
+
+
 def _integer(text):
     if len(text) > MOST_DIGITS:
         raise BadRow("<line>", f"integers of at most {MOST_DIGITS} digits", f"one of {len(text)}")
