@@ -9,7 +9,7 @@ from torch import Tensor
 class EarlierGradients:
     """Sets the gradients of `parameters` aside, so that a step has only its own gradients."""
 
-    def __init__(self, parameters: Iterable[Tensor]) -> None:
+    def __init__(self, parameters: Iterable[Tensor] = ()) -> None:
         self._parameters = list(parameters)
         self._gradients = [parameter.grad for parameter in self._parameters]
         for parameter in self._parameters:

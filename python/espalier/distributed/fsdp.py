@@ -52,7 +52,7 @@ class Sharded:
                 if unit is not None and unit not in self.units.values():
                     self.units[name or "the root"] = unit
         self._settings: list[tuple[Any, dict[str, Any]]] = []
-        self._earlier: EarlierGradients | None = None
+        self._earlier = EarlierGradients()
 
     def description(self) -> str:
         """What has to be the same on all ranks, as text."""
@@ -106,15 +106,13 @@ class Sharded:
 
     def end(self) -> None:
         """Ends a step whose gradients are reduced."""
-        if self._earlier is not None:
-            self._earlier.add_back()
+        self._earlier.add_back()
         self._restore()
 
     def abandon(self) -> None:
         """After an error: drops the gradients of the step, and shards parameters again."""
         _drop_pass(self._state, self.units.values())
-        if self._earlier is not None:
-            self._earlier.put_back()
+        self._earlier.put_back()
         self._restore()
 
     @property
@@ -133,7 +131,7 @@ class Sharded:
         for unit, settings in self._settings:
             for name, value in settings.items():
                 setattr(unit, name, value)
-        self._settings, self._earlier = [], None
+        self._settings, self._earlier = [], EarlierGradients()
 
 
 def drop_whole_gradients(model: torch.nn.Module) -> None:

@@ -5,7 +5,7 @@ import contextlib
 import itertools
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -106,21 +106,25 @@ def check_equal(name: str, values: Sequence[object], ranks: Sequence[int] | None
     """Raises RankError, naming who has what, unless `values` are equal: one of each of `ranks`, by default of all."""
     if all(value == values[0] for value in values):
         return
-    ranks_by_value: dict[str, list[int]] = {}
-    for rank, value in zip(range(len(values)) if ranks is None else ranks, values):
-        ranks_by_value.setdefault(str(value), []).append(rank)
+    ranks_by_value = _grouped(range(len(values)) if ranks is None else ranks, map(str, values))
     found = "; ".join(f"{value} on {_named(ranks)}" for value, ranks in ranks_by_value.items())
     advice = _ADVICE.get(name, "every rank has to be given the same")
     raise RankError(f"{name}: expected the same on all ranks, received {found}; {advice}")
 
 
 def _check_failures(failures: Sequence[str | None]) -> None:
-    ranks_by_failure: dict[str, list[int]] = {}
-    for rank, failure in enumerate(failures):
-        if failure is not None:
-            ranks_by_failure.setdefault(failure, []).append(rank)
+    ranks_by_failure = _grouped(range(len(failures)), failures)
+    ranks_by_failure.pop(None, None)
     if ranks_by_failure:
         raise RankError("; ".join(f"{_named(ranks)}: {failure}" for failure, ranks in ranks_by_failure.items()))
+
+
+def _grouped(ranks: Iterable[int], values: Iterable[Any]) -> dict[Any, list[int]]:
+    """The ranks of each value."""
+    found: dict[Any, list[int]] = {}
+    for rank, value in zip(ranks, values):
+        found.setdefault(value, []).append(rank)
+    return found
 
 
 def _named(ranks: Sequence[int]) -> str:

@@ -20,7 +20,7 @@ class Replicated:
         self.model: Any = model
         self._reduces_itself = isinstance(model, torch.nn.parallel.DistributedDataParallel)
         self._group = self.model.process_group if self._reduces_itself else group
-        self._earlier: EarlierGradients | None = None
+        self._earlier = EarlierGradients()
         self._saved = (True, True)
 
     def description(self) -> str:
@@ -49,19 +49,17 @@ class Replicated:
                 works.append(dist.all_reduce(own, group=self._group, async_op=True))
         for work in works:
             work.wait()
-        if self._earlier is not None:
-            self._earlier.add_back()
+        self._earlier.add_back()
         self._restore()
 
     def abandon(self) -> None:
-        if self._earlier is not None:
-            self._earlier.put_back()
+        self._earlier.put_back()
         self._restore()
 
     def _restore(self) -> None:
         if self._reduces_itself:
             self.model.require_backward_grad_sync, self.model.require_forward_param_sync = self._saved
-        self._earlier = None
+        self._earlier = EarlierGradients()
 
     def _parameters(self) -> list[torch.nn.Parameter]:
         return [parameter for parameter in self.model.parameters() if parameter.requires_grad]

@@ -157,8 +157,7 @@ class RankStep:
             return
         assert said is not None  # without an error
         if self._is_gathered:
-            wanted = [any(bits) for bits in zip(*(_bits(each["present"]) for each in said))]
-            ranks.held.reduce(wanted)
+            ranks.held.reduce(["1" in bits for bits in zip(*(each["present"] for each in said))])
         else:
             assert isinstance(ranks.held, Sharded)  # as Ranks has it in mode "zero3"
             ranks.held.end()
@@ -177,16 +176,12 @@ class RankStep:
         _finish_device()
         seconds = time.perf_counter() - self._began - (self._meeting.waited - self._waited)
         present = "".join("01"[each] for each in self._ranks.held.present()) if self._is_gathered else ""
-        said = self._meeting.meet("the end of a step", seconds=seconds, present=present, **self._of_parts(),
-                                  trace=None if self._trace is None else self._trace.digest())  # fmt: skip
+        divided = self._divided
+        said = self._meeting.meet("the end of a step", seconds=seconds, present=present,
+                                  imbalance=divided and divided.division.imbalance(), sent=divided and divided.group.sent_bytes,
+                                  trace=self._trace and self._trace.digest())  # fmt: skip
         check_equal("order", [each["trace"] for each in said])
         return said
-
-    def _of_parts(self) -> dict[str, Any]:
-        """What the report says of parts of micro-batches."""
-        if self._divided is None:
-            return {"imbalance": None, "sent": None}
-        return {"imbalance": self._divided.division.imbalance(), "sent": self._divided.group.sent_bytes}
 
     def _reported(self, said: list[dict[str, Any]]) -> Report:
         share = self._share
@@ -225,10 +220,6 @@ class Trace:
     def digest(self) -> str:
         """What was run, as text."""
         return f"{self._count} collectives ({self._digest.hexdigest()})"
-
-
-def _bits(text: str) -> list[bool]:
-    return [bit == "1" for bit in text]
 
 
 def _finish_device() -> None:
