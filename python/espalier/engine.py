@@ -17,7 +17,7 @@ from .loss_function import Loss, LossFunction
 from .native_engine import native
 from .native_options import Option, described, given_options, named_texts, whole_number
 from .options import EngineConfig, LoraConfig, ObjectiveConfig, SamplingParams
-from .rows.files import Trajectories, read, trajectories
+from .rows.files import Trajectories, file_names, read, trajectories
 from .rows.sequences import Packed, Row, is_packed, token_sequences
 from .sampling_call import Sampling, Watch, options_of_prompts, truncation_text, watched
 
@@ -618,10 +618,8 @@ def _check_lora(options: Mapping[str, Any]) -> None:
 def _rows(rows: Any, vocab_size: int) -> Trajectories:
     if isinstance(rows, Trajectories):
         return rows
-    if isinstance(rows, str | os.PathLike):
-        return read(rows, vocab_size=vocab_size)
-    if isinstance(rows, list | tuple) and rows and all(isinstance(row, str | os.PathLike) for row in rows):
-        return read(rows, vocab_size=vocab_size)
+    if (names := file_names(rows)) is not None:
+        return read(names, vocab_size=vocab_size)
     if is_packed(rows):
         return trajectories(dict(zip(("offsets", "input_ids"), token_sequences(rows))))
     return trajectories(rows)

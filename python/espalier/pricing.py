@@ -78,13 +78,14 @@ def costs(model: str | os.PathLike[str] | Any, *, device: str = "cpu",
         path = Path(model)
         found = core.costs(path, str(device), rates)
         text = _text(path / "config.json" if path.is_dir() else path)
-        return Costs(found, text, str(device), None if rates is None else _text(rates))
-    config = getattr(model, "config", model)
-    if not hasattr(config, "to_json_string"):
-        raise InputError("model: expected a folder of Hugging Face, a config.json, a model of Transformers, its config, or "
-                         f"Costs, as espalier.costs makes them, received {type(model).__name__}")  # fmt: skip
-    text = config.to_json_string()
-    return Costs(_of_text(text, str(device), rates), text, str(device), None if rates is None else _text(rates))
+    else:
+        config = getattr(model, "config", model)
+        if not hasattr(config, "to_json_string"):
+            raise InputError("model: expected a folder of Hugging Face, a config.json, a model of Transformers, its config, or "
+                             f"Costs, as espalier.costs makes them, received {type(model).__name__}")  # fmt: skip
+        text = config.to_json_string()
+        found = _of_text(text, str(device), rates)
+    return Costs(found, text, str(device), None if rates is None else _text(rates))
 
 
 def _text(path: Path) -> str:
@@ -103,12 +104,10 @@ def _of_text(config: str, device: str, rates: Path | None) -> core.Costs:
 
 def _costs_of_texts(config: str, device: str, rates: str | None) -> Costs:
     """What pickles and copies of Costs call."""
-    if rates is None:
-        return Costs(_of_text(config, device, None), config, device, None)
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "rates.json"
-        file.write_text(rates, encoding="utf-8")
-        return Costs(_of_text(config, device, file), config, device, rates)
+        file.write_text(rates or "", encoding="utf-8")
+        return Costs(_of_text(config, device, None if rates is None else file), config, device, rates)
 
 
 def costs_of(model: str | os.PathLike[str] | Costs | Any) -> core.Costs | None:

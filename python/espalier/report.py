@@ -18,7 +18,7 @@ from .native import core
 from .page.render import page_of
 from .printed.inspect import report_text
 from .printed.verdict import with_verdict
-from .rows.files import Trajectories, read, trajectories
+from .rows.files import Trajectories, file_names, read, trajectories
 from .rows.sequences import Row
 from .trees import Forest
 from .vocabulary import token_bytes
@@ -117,18 +117,10 @@ def inspect(rows: str | os.PathLike[str] | Trajectories | Mapping[str, Any] | It
         >>> report.data["flat_tokens"], report.data["tree_tokens"], report.data["append_only_tokens"]
         (11, 6, 8)
     """
-    names = _names_of(rows)
+    names = file_names(rows)
     given: Any = rows
     found = core.inspect(trajectories(given) if names is None else read(names), *_vocabulary_of(model))
     return Report(found, title or ("rows" if names is None else ", ".join(Path(name).name for name in names)))
-
-
-def _names_of(rows: Any) -> list[str | os.PathLike[str]] | None:
-    if isinstance(rows, str | os.PathLike):
-        return [rows]
-    if isinstance(rows, list | tuple) and rows and all(isinstance(row, str | os.PathLike) for row in rows):
-        return list(rows)
-    return None
 
 
 def _vocabulary_of(model: str | os.PathLike[str] | None) -> tuple[NDArray[np.int64] | None, bytes]:

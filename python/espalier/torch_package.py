@@ -15,12 +15,17 @@ def find() -> Path | None:
     return Path(spec.origin).resolve().parent if spec and spec.origin else None
 
 
+def version_of(distribution: str) -> str:
+    """The version of a distribution that is installed; "" where it is not."""
+    try:
+        return importlib.metadata.version(distribution)
+    except importlib.metadata.PackageNotFoundError:
+        return ""
+
+
 def installed_torch() -> str | None:
     """The version of PyTorch that is installed."""
-    try:
-        return importlib.metadata.version("torch")
-    except importlib.metadata.PackageNotFoundError:
-        return None
+    return version_of("torch") or None
 
 
 def built(folder: Path) -> dict[str, str]:

@@ -11,7 +11,6 @@ computes in a dtype, as "gated_delta_rule bfloat16" (libraries.py), with what re
 import contextlib
 import functools
 import hashlib
-import importlib.metadata
 import json
 import os
 import signal
@@ -26,6 +25,7 @@ from typing import Any, NamedTuple
 import torch
 
 from .. import kept
+from ..torch_package import version_of
 
 LIMIT_SECONDS = 600.0  # Triton, CUTLASS and TileLang compile meanwhile
 LONGER_SECONDS = {"ssm_scan": 1200.0}  # by operator: a dozen kernels, each tuned among up to eleven configurations
@@ -88,17 +88,12 @@ def _said(family: str, device: str) -> str:
 def verdicts_on(families: Sequence[str], index: int, again: bool = False) -> dict[str, Finding]:
     """What is known about families on a CUDA device, by family: kept, or found now, as all are with `again`. A process that needs
     the same meanwhile waits for it."""
-    if again:
-        _drop(families, index)
+    for family in families if again else ():
+        _known.pop((family, index), None)
+        _told.discard((family, index))
     if any((family, index) not in _known for family in families):
         _known.update({(family, index): finding for family, finding in _kept_or_new(families, index, again).items()})
     return {family: _known[family, index] for family in families}
-
-
-def _drop(families: Sequence[str], index: int) -> None:
-    for family in families:
-        _known.pop((family, index), None)
-        _told.discard((family, index))
 
 
 def _kept_or_new(families: Sequence[str], index: int, again: bool) -> dict[str, Finding]:
@@ -115,7 +110,9 @@ def _kept_or_new(families: Sequence[str], index: int, again: bool) -> dict[str, 
             print(said, file=sys.stderr, flush=True)
         for family in lacking:
             findings[family] = _checked(family, f"cuda:{index}")
-            if not _keep(path, key, family, findings[family]) and family == lacking[-1]:
+            verdict = {**findings[family]._asdict(), "sources": _sources()}
+            is_kept = kept.write(path, {"key": key, "verdicts": {**_verdicts_in(path, key), family: verdict}})
+            if not is_kept and family == lacking[-1]:
                 warnings.warn(f"espalier: the verdicts on kernels cannot be kept in {path}", stacklevel=2)
     return findings
 
@@ -200,25 +197,12 @@ def _read(path: Path, key: dict[str, Any]) -> dict[str, Finding]:
     return findings
 
 
-def _keep(path: Path, key: dict[str, Any], family: str, finding: Finding) -> bool:
-    verdicts = {**_verdicts_in(path, key), family: {**finding._asdict(), "sources": _sources()}}
-    return kept.write(path, {"key": key, "verdicts": verdicts})
-
-
 def _key(index: int) -> dict[str, Any]:
     """What a file of verdicts is about, as `verdict_key` of the compiled trainer has it."""
     properties = torch.cuda.get_device_properties(index)
     return {"device": properties.name, "compute_capability": 10 * properties.major + properties.minor, "driver": _driver(),
             "torch": torch.__version__.partition("+")[0], "cuda": torch.version.cuda or "",
             "build": torch.ops.espalier_judge.build()}  # fmt: skip
-
-
-def version_of(package: str) -> str:
-    """The version of a distribution that is installed; "" where it is not."""
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return ""
 
 
 def _driver() -> str:

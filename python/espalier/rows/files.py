@@ -144,6 +144,13 @@ def trajectories(rows: Trajectories | Mapping[str, Any] | Iterable[Row]) -> Traj
     return builder.finish()
 
 
+def file_names(rows: Any) -> list[str | os.PathLike[str]] | None:
+    """The names where rows are given as a file, or as a list of files and patterns; else None."""
+    names = [rows] if isinstance(rows, str | os.PathLike) else rows
+    is_named = isinstance(names, list | tuple) and names and all(isinstance(name, str | os.PathLike) for name in names)
+    return list(names) if is_named else None
+
+
 def _columns(columns: Mapping[str, Any]) -> dict[str, Any]:
     """The columns converted to exactly the types of the core."""
     types: dict[str, type[np.generic]] = {**_ARRAYS, "offsets": np.int64, "chosen": np.uint8,
