@@ -16,10 +16,7 @@ from .errors import InputError
 
 def load(name: str) -> ModuleType:
     """The compiled trainer, for messages of the command `name`: espalier._engine beside this file, else that of espalier-torch.
-
-    Raises:
-        InputError: It is not there, or does not fit PyTorch.
-    """
+    Raises InputError where it is not there, or does not fit PyTorch."""
     try:
         return find()
     except ImportError as error:

@@ -18,14 +18,11 @@ def _like(tensor):
     return None if tensor is None else tensor.new_empty(tensor.shape)
 
 
-def _sum_dtype(dtype):
-    return torch.float64 if dtype == torch.float64 else torch.float32
-
-
 @_fake("tree_attention")
 def _(q, k, v, subtree_end, softmax_scale, context_k, context_v, context_blocks, sliding_window=0, position=None,
       context_positions=None, sinks=None, softcap=0.0):  # fmt: skip
-    return q.new_empty((*q.shape[:2], v.shape[2])), q.new_empty(q.shape[:2], dtype=_sum_dtype(q.dtype)).t()
+    lse = q.new_empty(q.shape[:2], dtype=torch.promote_types(q.dtype, torch.float32)).t()
+    return q.new_empty((*q.shape[:2], v.shape[2])), lse
 
 
 @_fake("tree_attention_backward")

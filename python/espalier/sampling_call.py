@@ -25,17 +25,8 @@ _OF_A_CALL = ("whole_rows", "batch_size", "token_budget")  # options of sampling
 
 def options_of_prompts(params: SamplingParams | Sequence[SamplingParams] | None, own: dict[str, Any], call: int,
                        prompts: int) -> tuple[Named, list[Named]]:  # fmt: skip
-    """Options of the call, and of each prompt where `params` are several.
-
-    Args:
-        params: What `sample` was given.
-        own: Arguments that count more.
-        call: Calls of `sample` before this one.
-        prompts: How many there are.
-
-    Returns:
-        The call's options, and a list of each prompt's, or an empty one.
-    """
+    """(options of the call, those of each prompt where `params` are several, else none). own: arguments that count more; call:
+    calls of `sample` before this one; prompts: how many there are."""
     if params is None or isinstance(params, Options):
         return _named({"seed": call, **given_options("params", params, SamplingParams), **own}), []
     call_options = {name: own[name] for name in _OF_A_CALL if name in own}

@@ -20,15 +20,8 @@ def token_bytes(tokenizer_json: Path) -> tuple[list[int], bytes]:
     ("##" continues a word). Special tokens are shown literally. The space that a SentencePiece decoder strips from the start of
     a text is kept, because a token sequence rarely starts a text.
 
-    Args:
-        tokenizer_json: The file.
-
-    Returns:
-        Offsets [V + 1] and bytes: token id is bytes[offsets[id]:offsets[id + 1]], empty where the id is not used.
-
-    Raises:
-        InputError: It is not such a file.
-    """
+    Returns offsets [V + 1] and bytes: token id is bytes[offsets[id]:offsets[id + 1]], empty where the id is not used. Raises
+    InputError where it is not such a file."""
     try:
         tokens = _tokens(json.loads(tokenizer_json.read_bytes()))
     except OSError as error:

@@ -19,7 +19,8 @@ import zstandard
 from espalier.errors import BadRow, InputError
 from espalier.io import atif
 from espalier.__main__ import run as main
-from espalier.io.formats import FORMATS, Options
+from espalier.io.formats import FORMATS
+from espalier.io.parts import Options
 from espalier.io.importing import _rows_of
 from espalier.io.report import Report
 from espalier.io.rules import checked

@@ -68,13 +68,9 @@ def format_of(record, where, wanted=None):
         flags = " or ".join(f"--from {name}" for name in found)
         raise InputError(
             f"{where}: expected a record of one format, received one that fits {kinds}: choose one with {flags}")
-    raise InputError(f"{where}: expected {_expected(candidates)}, received {_described(record)}")
-
-
-def _expected(candidates):
-    if len(candidates) == 1:
-        return f"a record of {candidates[0]} (with {FORMATS[candidates[0]].fields})"
-    return f"a record of {', '.join(candidates[:-1])} or {candidates[-1]}"
+    last = f"{candidates[-1]} (with {FORMATS[candidates[-1]].fields})" if len(candidates) == 1 else candidates[-1]
+    expected = " or ".join(filter(None, (", ".join(candidates[:-1]), last)))
+    raise InputError(f"{where}: expected a record of {expected}, received {_described(record)}")
 
 
 def _described(record):

@@ -92,11 +92,7 @@ def families(device: str) -> list[str]:
 
 
 def check(family: str, device: str) -> Finding:
-    """Checks a family in this process.
-
-    Raises:
-        InputError: The device has no such family.
-    """
+    """Checks a family in this process. Raises InputError where the device has none such."""
     operator, _, name = family.partition(" ")
     if operator in recurrence_cases.PROBLEMS:
         dtype: torch.dtype = getattr(torch, name)

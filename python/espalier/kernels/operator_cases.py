@@ -58,17 +58,15 @@ class _Problem(NamedTuple):
             return {name: each.double() if each.is_floating_point() else each for name, each in self.inputs.items()}
 
         def moved(each: Tensor) -> Tensor:
-            return _apart(each.to(device)) if self.is_apart and each.dtype == dtype and each.dim() > 1 else each.to(device)
+            each = each.to(device)
+            if not (self.is_apart and each.dtype == dtype and each.dim() > 1):
+                return each
+            return each.new_empty(*each.shape[:-1], each.shape[-1] + 3)[..., :-3].copy_(each)
 
         exact = functools.cache(lambda: self.plain(**in_float64()))
         plain = exact if dtype == torch.float64 else lambda: self.plain(**self.inputs)
         return Case(self.shape, lambda: self.ours(**{name: moved(each) for name, each in self.inputs.items()}), plain, exact,
                     self.kind, self.floors, None if self.has_same_bits else ())  # fmt: skip
-
-
-def _apart(matrix: Tensor) -> Tensor:
-    """A copy whose rows are those of a wider matrix."""
-    return matrix.new_empty(*matrix.shape[:-1], matrix.shape[-1] + 3)[..., :-3].copy_(matrix)
 
 
 # Rows, edges, hidden size, vocabulary.

@@ -31,11 +31,7 @@ def text_of(finding: Finding) -> str:
 
 def checked(family: str, device: str) -> tuple[str, int]:
     """(a line on the check of one family in this process, on a device "cpu", "cuda" or "cuda:N"; the exit status, 1 where the
-    family is wrong).
-
-    Raises:
-        InputError: The device cannot be used, or has no such family.
-    """
+    family is wrong). Raises InputError where the device cannot be used, or has no such family."""
     index = {"cpu": "", "cuda": "0"}.get(device, device.removeprefix("cuda:"))
     if index and int(index) >= (count := torch.cuda.device_count()):
         raise InputError(f"device: expected cpu or one of {count} GPUs that can be used, received {device}; "

@@ -42,32 +42,20 @@ _SPACE = " \t\r\n"
 
 @dataclass
 class Message:
-    """A message, or a part of one.
+    """A message, or a part of one."""
 
-    Attributes:
-        role: One of ROLES.
-        text: Without the template's markers and the role's name.
-        begins: It has the marker that begins a message.
-        ends: It has the one that ends it.
-    """
-
-    role: str
-    text: str = ""
-    begins: bool = False
-    ends: bool = False
+    role: str  # one of ROLES
+    text: str = ""  # without the template's markers and the role's name
+    begins: bool = False  # it has the marker that begins a message
+    ends: bool = False  # and the one that ends it
 
 
 @dataclass
 class Chat:
-    """What the text before a place says of the text after it.
+    """What the text before a place says of the text after it."""
 
-    Attributes:
-        role: Of the last message.
-        header: Its header as far as it goes, if the place is between a marker and the end of the role's name; else None.
-    """
-
-    role: str = "unknown"
-    header: str | None = None
+    role: str = "unknown"  # of the last message
+    header: str | None = None  # as far as it goes, if the place is between a marker and the end of the role's name
 
 
 def messages_in(text: str, chat: Chat) -> list[Message]:

@@ -16,7 +16,7 @@ import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from safetensors import safe_open
@@ -29,25 +29,7 @@ BUFFER_BYTES = 256 << 20
 _DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
 
-class Group(Protocol):
-    """Rank 0 of a communicator, on `device`. Calls return when they are complete, and raise OSError."""
-
-    device: torch.device
-
-    def unique_id(self) -> bytes:
-        """128 bytes by which the other ranks find this one."""
-
-    def join(self, ranks: int) -> None:
-        """Waits for all other ranks, and takes part in the sum of one float32 by which each begins."""
-
-    def broadcast(self, buffer: torch.Tensor) -> None:
-        """Sends `buffer`, uint8 `[B]`, to all other ranks."""
-
-    def abort(self) -> None:
-        """Ends the communicator, also while another thread waits in it."""
-
-
-def send(server: Server, folder: Path, group: Group | None = None) -> None:
+def send(server: Server, folder: Path, group: "NcclGroup | None" = None) -> None:
     """Sends the weights of `folder`, with at most a buffer and the largest tensor in memory. The server goes on afterwards, also
     where this raises OSError or ValueError."""
     if (folder / "adapter_config.json").is_file():
@@ -108,7 +90,7 @@ def _tensors(folder: Path) -> list[_Tensor]:
     return sorted(tensors, key=lambda each: -each.dtype.itemsize)
 
 
-def _transfer(server: Server, tensors: list[_Tensor], group: Group, workers: int, version: str) -> None:
+def _transfer(server: Server, tensors: list[_Tensor], group: "NcclGroup", workers: int, version: str) -> None:
     unique_id = base64.b64encode(group.unique_id()).decode()
     init = {"nccl_unique_id_b64": unique_id, "rank_offset": 1, "world_size": 1 + workers, "packed": True,
             "packed_buffer_size_bytes": BUFFER_BYTES}  # fmt: skip
@@ -182,7 +164,8 @@ _SIGNATURES = {
 
 
 class NcclGroup:
-    """A `Group` over the NCCL that PyTorch has loaded, on the current GPU. The calls are those of nccl.h."""
+    """Rank 0 of a communicator of the NCCL that PyTorch has loaded, on the current GPU. Calls return when they are complete, and
+    raise OSError; they are those of nccl.h."""
 
     _UINT8, _FLOAT32, _SUM = 1, 7, 0
 
@@ -202,15 +185,18 @@ class NcclGroup:
             raise OSError(f"{name}: {self._library.ncclGetErrorString(status).decode()}")
 
     def unique_id(self) -> bytes:
+        """128 bytes by which the other ranks find this one."""
         self._call("ncclGetUniqueId", ctypes.byref(self._id))
         return bytes(self._id)
 
     def join(self, ranks: int) -> None:
+        """Waits for all other ranks, and takes part in the sum of one float32 by which each begins."""
         with torch.cuda.device(self.device):  # of this thread
             self._call("ncclCommInitRank", ctypes.byref(self._communicator), ranks, self._id, 0)
             self._collective("ncclAllReduce", torch.zeros(1, device=self.device), self._FLOAT32, self._SUM)
 
     def broadcast(self, buffer: torch.Tensor) -> None:
+        """Sends `buffer`, uint8 `[B]`, to all other ranks."""
         with torch.cuda.device(self.device):
             self._collective("ncclBroadcast", buffer, self._UINT8, 0)
 
@@ -221,6 +207,7 @@ class NcclGroup:
         stream.synchronize()
 
     def abort(self) -> None:
+        """Ends the communicator, also while another thread waits in it."""
         if self._communicator:
             self._call("ncclCommAbort", self._communicator)
             self._communicator = ctypes.c_void_p()

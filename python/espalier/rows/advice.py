@@ -15,13 +15,8 @@ _PLACE = re.compile(r"(?P<source>source [^:]*: )?(?P<file>.+?)(?::\d+)?: (?=fiel
 
 def needs_conversion(path: Path, max_row_bytes: int, *, skips: bool = False) -> bool:
     """Whether a file has records that only `espalier prepare` reads: it is Parquet or one JSON document, or its first record has
-    no token ids, or has them in batches. False for standard input, and for what nothing reads.
-
-    Args:
-        path: The file.
-        max_row_bytes: Bytes of a record at most.
-        skips: Whether records that cannot be read are passed over.
-    """
+    no token ids, or has them in batches. False for standard input, and for what nothing reads. skips: whether records that cannot
+    be read are passed over."""
     if path.suffix == ".safetensors" or str(path) == "/dev/stdin" or not path.is_file():
         return False
     from ..io.sources import LineChunk, chunks_of, is_parquet
@@ -52,11 +47,8 @@ def _is_row(record: dict[str, Any]) -> bool:
 
 
 def with_advice(error: InputError) -> InputError:
-    """The error of reading rows, with the command that converts the file where it has other data.
-
-    Args:
-        error: Its message begins with the file, or with "source NAME: " and the file.
-    """
+    """The error of reading rows, whose message begins with the file, or with "source NAME: " and the file; with the command that
+    converts the file where it has other data."""
     place = _PLACE.match(str(error))
     path = Path(place["file"]) if place else None
     if place is None or path is None or not path.is_file():

@@ -57,21 +57,9 @@ def _clipped(ratio: "Tensor", given: "dict[str, Tensor]", options: dict[str, flo
     return torch.clamp(ratio, *bounds)
 
 
-def _cross_entropy(p: "Tensor", given: "dict[str, Tensor]", options: dict[str, float]) -> "Tensor":
-    return -(given["weights"] * p).sum()
-
-
-def _importance_sampling(p: "Tensor", given: "dict[str, Tensor]", options: dict[str, float]) -> "Tensor":
-    return -(_ratio(p, given) * given["advantages"]).sum()
-
-
 def _pessimistic(ratio: "Tensor", given: "dict[str, Tensor]", options: dict[str, float]) -> "Tensor":
     advantages = given["advantages"]
     return -(ratio * advantages).minimum(_clipped(ratio, given, options) * advantages).sum()
-
-
-def _ppo(p: "Tensor", given: "dict[str, Tensor]", options: dict[str, float]) -> "Tensor":
-    return _pessimistic(_ratio(p, given), given, options)
 
 
 def _cispo(p: "Tensor", given: "dict[str, Tensor]", options: dict[str, float]) -> "Tensor":
@@ -96,9 +84,9 @@ def _stable_reinforce(p: "Tensor", given: "dict[str, Tensor]", options: dict[str
 _RL = ("logprobs", "advantages")
 _CLIP = {"clip_low_threshold": 0.8, "clip_high_threshold": 1.2}
 LOSSES: Mapping[str, Loss] = {
-    "cross_entropy": Loss(_cross_entropy, ("weights",), {}),
-    "importance_sampling": Loss(_importance_sampling, _RL, {}),
-    "ppo": Loss(_ppo, _RL, _CLIP, tuple(_CLIP)),
+    "cross_entropy": Loss(lambda p, given, _: -(given["weights"] * p).sum(), ("weights",), {}),
+    "importance_sampling": Loss(lambda p, given, _: -(_ratio(p, given) * given["advantages"]).sum(), _RL, {}),
+    "ppo": Loss(lambda p, given, options: _pessimistic(_ratio(p, given), given, options), _RL, _CLIP, tuple(_CLIP)),
     "cispo": Loss(_cispo, _RL, _CLIP, tuple(_CLIP)),
     "dro": Loss(_dro, _RL, {"beta": 0.05}),
     "gspo": Loss(_gspo, (*_RL, "sequence_ratio_mask"), _CLIP, tuple(_CLIP)),
