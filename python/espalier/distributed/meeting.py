@@ -3,19 +3,15 @@
 
 import contextlib
 import itertools
-import json
 import time
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-import torch
 import torch.distributed as dist
 
 from ..errors import InputError
 from . import watch
 from .alarm import Alarm
-
-FIRST_BYTES = 1024  # of a message; what is longer takes a second exchange
 
 
 class RankError(InputError):
@@ -55,14 +51,15 @@ class Meeting:
         return Alarm(store, self.rank, self.size, f"espalier {self._number} {step}")
 
     def meet(self, place: str, failure: str | None = None, **message: Any) -> list[dict[str, Any]]:
-        """The messages of all ranks, dicts of what JSON can hold, by rank. Raises RankError on all ranks where they are
+        """The messages of all ranks, dicts of plain values, by rank. Raises RankError on all ranks where they are
         not at the same place, and where one tells of a failure: what is wrong with it, as text."""
         if self._group is None:
             raise InputError("Ranks: expected a call before close(), received one after it")
         began = time.perf_counter()
         try:
             with watch.waiting():
-                messages = [json.loads(text) for text in self._exchange(json.dumps([place, failure, message]))]
+                messages: list[Any] = [None] * self.size
+                dist.all_gather_object(messages, (place, failure, message), group=self._group)
         except RuntimeError as error:  # of what the end of another process breaks
             if heard := watch.heard_failure():
                 raise RankError(heard) from error
@@ -76,22 +73,6 @@ class Meeting:
         """Lets the other ranks know of an error of this one, instead of what they meet for."""
         with contextlib.suppress(RankError):
             self.meet("a failure", failure=f"{type(error).__name__}: {error}")
-
-    def _exchange(self, text: str) -> list[str]:
-        body = text.encode()
-        head = len(body).to_bytes(8, "little") + body
-        heads = self._gather(head[:FIRST_BYTES], FIRST_BYTES)
-        lengths = [int.from_bytes(head[:8], "little") for head in heads]
-        bodies = [head[8:] for head in heads]
-        if (rest := max(lengths) + 8 - FIRST_BYTES) > 0:
-            bodies = [a + b for a, b in zip(bodies, self._gather(head[FIRST_BYTES:], rest))]
-        return [body[:length].decode() for body, length in zip(bodies, lengths)]
-
-    def _gather(self, data: bytes, size: int) -> list[bytes]:
-        mine = torch.frombuffer(bytearray(data.ljust(size, b"\0")), dtype=torch.uint8)
-        everyone = [torch.empty(size, dtype=torch.uint8, device="cpu") for _ in range(self.size)]
-        dist.all_gather(everyone, mine, group=self._group)
-        return [bytes(each.numpy()) for each in everyone]
 
 
 _ADVICE = {

@@ -11,9 +11,8 @@ import base64
 import ctypes
 import json
 import math
-import queue
-import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -129,24 +128,13 @@ def _packed(chunk: list[_Tensor], device: torch.device) -> torch.Tensor:
 
 def _both(*calls: Callable[[], None]) -> None:
     """Makes both calls at once. The first error is raised without waiting for the other call, which may wait for this one."""
-    outcomes: queue.Queue[BaseException | None] = queue.Queue()
-
-    def run(call: Callable[[], None]) -> None:
-        try:
-            call()
-            outcomes.put(None)
-        except BaseException as error:
-            outcomes.put(error)
-
-    for call in calls:
-        threading.Thread(target=run, args=[call], daemon=True).start()
-    for _ in calls:
-        try:
-            error = outcomes.get(timeout=LOAD_SECONDS)
-        except queue.Empty:
-            raise OSError(f"the server has not taken the weights within {LOAD_SECONDS} seconds") from None
-        if error is not None:
-            raise error
+    threads = ThreadPoolExecutor(len(calls))
+    done, waiting = wait([threads.submit(call) for call in calls], LOAD_SECONDS, FIRST_EXCEPTION)
+    threads.shutdown(wait=False)
+    for each in done:
+        each.result()
+    if waiting:
+        raise OSError(f"the server has not taken the weights within {LOAD_SECONDS} seconds")
 
 
 class _UniqueId(ctypes.Structure):
