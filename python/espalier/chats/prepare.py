@@ -10,11 +10,10 @@ from ..commands.console import count_of, say
 from ..commands.model import load_tokenizer, vocab_size_of
 from ..commands.progress import Progress
 from ..commands.signals import time_limit
-from ..errors import InputError
-from ..io.sources import chunks_of
+from ..errors import BadRow, InputError
+from ..io.sources import chunks_of, records_of_files
 from .convert import Converter, Settings
 from .report import Report
-from .survey import has_content_beside_calls
 from .template import ChatTemplate
 from .workers import in_order
 
@@ -60,10 +59,32 @@ def _template(arguments, tokenizer, name):
                 tokenizer,
                 arguments.tool_calls,
                 arguments.template_args,
-                lambda: has_content_beside_calls(arguments.files, arguments.max_row_bytes, name),
+                lambda: _has_content_beside_calls(arguments.files, arguments.max_row_bytes, name),
             )
     except ValueError as error:
         raise InputError(f"--model {arguments.model}: {error}") from error
+
+
+def _has_content_beside_calls(files, most_bytes, name):
+    """Whether a message of some file has both tool calls and content. `name`: of the command, for its progress."""
+    records = records_of_files(files, most_bytes, name, lambda: "read, looking for content beside tool calls")
+    return any(_has_both(record) for _, _, record in records if not isinstance(record, BadRow))
+
+
+def _has_both(value):
+    """Looks at all depths: chats of all formats have calls and contents in one object."""
+    if isinstance(value, list):
+        return any(map(_has_both, value))
+    if not isinstance(value, dict):
+        return False
+    calls = value.get("tool_calls") or value.get("function_call")
+    if calls and any(_says_something(value.get(name)) for name in ("content", "value", "message")):
+        return True
+    return any(_has_both(item) for item in value.values() if isinstance(item, (list, dict)))
+
+
+def _says_something(content):
+    return bool(content.strip()) if isinstance(content, str) else bool(content)
 
 
 def _write_rows(writer, converter, arguments, kinds, name, report):

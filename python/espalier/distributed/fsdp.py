@@ -18,7 +18,7 @@ from torch.distributed.tensor import DTensor
 
 from ..errors import Unsupported
 from ..rank_group import TENSOR
-from .earlier import EarlierGradients
+from .replicas import EarlierGradients
 
 if TYPE_CHECKING:
     from .step import Trace

@@ -10,6 +10,7 @@ stay as they are, in backward as well.
 import functools
 import weakref
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -20,7 +21,6 @@ from torch.nn.functional import softplus
 from .. import ops
 from ..errors import Unsupported
 from . import told
-from .recurrence import Recurrence
 
 if TYPE_CHECKING:
     from .run import TreeRun
@@ -28,6 +28,29 @@ if TYPE_CHECKING:
 Mixer: TypeAlias = Mapping[str, Callable[..., Any]]  # functions that follow a forest, by the names of those they replace
 
 ACTIVATIONS = {None: False, "silu": True, "swish": True}  # whether causal_conv1d applies SiLU
+
+
+@dataclass(frozen=True)
+class Recurrence:
+    """What a recurrent layer computes along the paths of a forest. Its states go on as S' = A S + B: a product of matrices, or of
+    numbers where A has one for each head.
+
+    call          (tokens, prev, states, ends) -> (out [N, ...], end states [E, ...] or None without ends), for some of the
+                  tokens (None: for all), as the recurrences in espalier.ops
+    factors       (tokens, prev, ends) -> [E, ...]: A from the beginnings of paths where prev is -2 to the ends; zero from
+                  others
+    like          [0, ...]: of the shape and dtype of states
+    like_factors  [0, ...]: of those of A
+    """
+
+    call: Callable[[Tensor | None, Tensor, Tensor | None, Tensor | None], tuple[Tensor, Tensor | None]]
+    factors: Callable[[Tensor, Tensor, Tensor], Tensor]
+    like: Tensor
+    like_factors: Tensor
+
+    def moved(self, factors: Tensor, states: Tensor) -> Tensor:
+        """A S."""
+        return factors * states if factors.shape[-1] == 1 else factors @ states
 
 
 def _convolve(run: "TreeRun", hidden_states: Tensor, weight: Tensor, bias: Tensor | None = None,

@@ -16,7 +16,7 @@ from ..rank_group import RankGroup
 from .asked_attention import in_groups
 from .context import ContextRun, Frame
 from .exchange import Exchange, Integers, Route, Swap
-from .recurrence import Recurrence
+from .mixers import Recurrence
 from .run import Contexts, Shard
 
 

@@ -12,8 +12,7 @@ from torch import Tensor
 
 from ..trees import Layout
 from .asked_attention import Chunks
-from .mixers import COUNTED
-from .recurrence import Recurrence
+from .mixers import COUNTED, Recurrence
 
 
 Contexts: TypeAlias = Sequence[Callable[[], dict[str, Any]]]

@@ -99,7 +99,9 @@ class SharingMeter:
         flat = sum(len(rows.tokens) for rows in watched)
         if flat / self._watched_tree >= LITTLE:
             return
-        together = flat / build(_joined(watched)).tree_tokens
+        sizes = np.concatenate([np.diff(rows.offsets) for rows in watched])
+        offsets = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
+        together = flat / build((offsets, np.concatenate([rows.tokens for rows in watched]))).tree_tokens
         warnings.warn(f"espalier: {flat:,} tokens of {len(watched)} micro-batches, {self._watched_tree:,} encoded: trees save "
                       f"next to nothing. {self._reason(together)}", stacklevel=2)  # fmt: skip
 
@@ -123,12 +125,6 @@ class SharingMeter:
                     f"{self._num_generations}.")  # fmt: skip
         return (f"It is the order of the rows: those with a common prefix are in different micro-batches; {lost}. Take "
                 "espalier.hf.group_sampler, or larger micro-batches.")  # fmt: skip
-
-
-def _joined(batches: list[Rows]) -> tuple[Any, Any]:
-    """The rows of all as (offsets, tokens)."""
-    sizes = np.concatenate([np.diff(rows.offsets) for rows in batches])
-    return np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64), np.concatenate([rows.tokens for rows in batches])
 
 
 class SharingCallback(TrainerCallback):

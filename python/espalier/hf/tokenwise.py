@@ -223,7 +223,9 @@ def _outputs(call: _Call, seed: int, *, before: Tensor | None = None,
             torch.manual_seed(seed)
             kept = _tensors_beside(module)
             output = module.forward(*args, **kwargs)
-            _check_nothing_is_left(kept, _tensors_beside(module))
+            for name, (value, version) in _tensors_beside(module).items():
+                if name not in kept or kept[name][0] is not value or kept[name][1] != version:
+                    raise _LeftBehind(name)
         outputs = _tensors(output if after is None else tree_map(functools.partial(_repeated, after), output))
         total = sum((_probe(number, value) * value).sum() for number, value in enumerate(outputs) if value.requires_grad)
         if not leaves or not isinstance(total, Tensor):
@@ -241,12 +243,6 @@ def _tensors_beside(module: Any) -> dict[str, tuple[Tensor, Any]]:
     return {f"{path}.{name}".lstrip("."): (value, value._version) for path, part in module.named_modules()
             if not type(part).__module__.startswith("peft.") for name, value in (*vars(part).items(), *part._buffers.items())
             if isinstance(value, Tensor)}  # fmt: skip
-
-
-def _check_nothing_is_left(before: Mapping[str, tuple[Tensor, Any]], after: Mapping[str, tuple[Tensor, Any]]) -> None:
-    for name, (value, version) in after.items():
-        if name not in before or before[name][0] is not value or before[name][1] != version:
-            raise _LeftBehind(name)
 
 
 def _probe(number: int, value: Tensor) -> Tensor:

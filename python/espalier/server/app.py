@@ -171,7 +171,8 @@ class App:
         """With the key checked, and with errors as answers."""
         async def answer(request: Request) -> Response:
             open_to_all = request.url.path == "/api/v1/healthz"
-            if self._key and not open_to_all and not hmac.compare_digest(self._key, _digest(_key_of(request))):
+            key = request.headers.get("x-api-key") or request.headers.get("authorization", "").removeprefix("Bearer ")
+            if self._key and not open_to_all and not hmac.compare_digest(self._key, _digest(key)):
                 return JSONResponse({"detail": "expected the API key of this server (TINKER_API_KEY, header X-API-Key)"}, 401)
             try:
                 return await handler(request)
@@ -364,10 +365,6 @@ def _answering(answer: dict[str, Any]) -> Handler:
 def _digest(key: str) -> bytes:
     """Of an API key: compared in constant time, whatever its length."""
     return hashlib.sha256(key.encode()).digest()
-
-
-def _key_of(request: Request) -> str:
-    return request.headers.get("x-api-key") or request.headers.get("authorization", "").removeprefix("Bearer ")
 
 
 def _files(folder: Path) -> dict[str, Path]:

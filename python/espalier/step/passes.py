@@ -21,7 +21,6 @@ from ..hf.routes import check_replayed
 from ..rank_group import RankGroup
 from .division import Division
 from .plan import StepPlan, Terms
-from .routes import StepRoutes
 
 
 @dataclass(frozen=True)
@@ -82,7 +81,7 @@ class Pass:
     frames  of the open micro-batches that others go on from, by number: those on one path of the plan"""
 
     def __init__(self, model: MicroBatchModel, step_plan: StepPlan, recompute: bool, synchronise: Callable[[], None],
-                 routes: StepRoutes | None = None, divided: Divided | None = None) -> None:  # fmt: skip
+                 routes: Tensor | None = None, divided: Divided | None = None) -> None:  # fmt: skip
         self.is_training = torch.is_grad_enabled()
         self.frames: dict[int, Frame] = {}
         self._model, self._plan, self._recompute, self._synchronise = model, step_plan, recompute, synchronise
@@ -231,7 +230,7 @@ class Pass:
             frames=[self.frames[ancestor] for ancestor in reads.ancestors], parent=self.frames.get(plan.parent[index]),
             ends=plan.ends(index) if has_readers else None)  # fmt: skip
         if self._routes is not None:
-            run.routes = self._routes.of(layout).to(self._model.device)
+            run.routes = plan.routes(self._routes, layout).to(self._model.device)
         return run, layout.input_ids
 
     def _part(self, divided: Divided, index: int, has_readers: bool) -> tuple[ContextRun, NDArray[np.int32]]:
@@ -243,7 +242,7 @@ class Pass:
             scan=functools.partial(division.scan, index), group=divided.group, parent=self.frames.get(plan.parent[index]),
             is_read=has_readers, frames=[self.frames[ancestor] for ancestor in plan.context(index).ancestors])  # fmt: skip
         if self._routes is not None:
-            all_routes = self._routes.of(plan.layout(index))
+            all_routes = plan.routes(self._routes, plan.layout(index))
             run.routes = all_routes[:, torch.from_numpy(shard.tokens)].to(self._model.device)
         return run, shard.input_ids
 

@@ -7,9 +7,12 @@ from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from ..hf.context import ContextReads
+from ..hf.routes import of_forest
 from ..native import core
 from ..rows.loss_masks import flat_loss_mask
 from ..trees import Layout, Plan
@@ -56,7 +59,9 @@ class StepPlan:
         self.parent = [batch.parent for batch in self._batches]
         parts = [_Parts(batch.layout()) for batch in self._batches]
         self.offsets = _row_offsets(parts)
-        self.weights = _weights(loss_mask, self.offsets)
+        size = self.offsets[-1]
+        self.weights = np.ones(size) if loss_mask is None else flat_loss_mask(loss_mask, self.offsets).astype(np.float64)
+        self.weights[self.offsets[:-1]] = 0
         self._is_term = self.weights != 0
         self.total_weight = float(self.weights.sum())
         self.is_weighted = bool((self.weights[self._is_term] != 1).any())
@@ -106,6 +111,12 @@ class StepPlan:
         _, tokens, rows, positions = _passages(layout)
         return tokens, self.offsets[rows] + positions
 
+    def routes(self, recorded: Tensor, layout: Layout) -> Tensor:
+        """[R, T, K] int64 for the tokens of the layout of a micro-batch, of the routes of all rows, as hf.routes.routes_of_rows
+        gives them. Raises Unsupported where tokens that rows share have different ones."""
+        tokens, places = self.places(layout)
+        return of_forest(recorded[torch.from_numpy(places)], tokens, layout.num_tokens).long()
+
     def context(self, batch: int) -> ContextReads:
         """ContextReads of a micro-batch."""
         blocks = np.asarray(self._batches[batch].context)
@@ -122,7 +133,8 @@ class StepPlan:
         targets = np.empty(len(tokens), np.int64)
         targets[:-1] = layout.input_ids[tokens[1:]]
         last = starts[1:] - 1
-        targets[last] = self._first_token_at(places[last])
+        found = np.searchsorted(self._beginnings, places[last])  # any where no part begins
+        targets[last] = self._beginning_tokens[np.minimum(found, len(self._beginnings) - 1)]
         edges = tokens[chosen] << 32 | targets[chosen]
         different, which = np.unique(edges, return_inverse=True)
         sources, edge_row = np.unique(different >> 32, return_inverse=True)
@@ -135,11 +147,6 @@ class StepPlan:
         tokens = np.concatenate([part.first_token for part in parts] or [np.zeros(0, np.int64)])
         order = np.argsort(places, kind="stable")
         self._beginnings, self._beginning_tokens = places[order], tokens[order]
-
-    def _first_token_at(self, places: Integers) -> Integers:
-        """The token of the part that begins at each place in the rows; any where none does."""
-        found = np.searchsorted(self._beginnings, places)
-        return self._beginning_tokens[np.minimum(found, len(self._beginnings) - 1)]
 
     def _counted(self, parts: "Sequence[_Parts]") -> list[int]:
         before = np.concatenate([[0], np.cumsum(self._is_term)])
@@ -192,10 +199,3 @@ def _row_offsets(parts: Sequence[_Parts]) -> Integers:
     for part in parts:
         np.maximum.at(lengths, part.rows, part.last + 1)
     return np.concatenate([[0], np.cumsum(lengths)])
-
-
-def _weights(loss_mask: Any, offsets: Integers) -> NDArray[np.float64]:
-    """float64 [N] of all tokens of the rows."""
-    weights = np.ones(offsets[-1]) if loss_mask is None else flat_loss_mask(loss_mask, offsets).astype(np.float64)
-    weights[offsets[:-1]] = 0
-    return weights

@@ -137,7 +137,8 @@ class Schedule:
         if self._before is None:
             return None, NOTHING, NOTHING
         roots = self._pieces.prev < -1
-        ranks, numbers = _pairs(self._pieces.rank[roots], -2 - self._pieces.prev[roots])
+        pairs = np.unique(np.column_stack([self._pieces.rank[roots], -2 - self._pieces.prev[roots]]), axis=0)
+        ranks, numbers = pairs[:, 0], pairs[:, 1]
         places = self._before.find(numbers)
         is_own = self._before.ranks[places] == ranks
         mine = is_own & (ranks == self._rank)
@@ -169,12 +170,6 @@ def places_in(tokens: Integers, prev: NDArray[np.integer]) -> NDArray[np.int32]:
         return np.full(len(prev), -1, np.int32)
     places = np.minimum(np.searchsorted(tokens, prev), len(tokens) - 1)
     return np.where(tokens[places] == prev, places, -1).astype(np.int32)
-
-
-def _pairs(ranks: Integers, numbers: Integers) -> tuple[Integers, Integers]:
-    """Different pairs, ascending."""
-    found = np.unique(np.column_stack([ranks, numbers]), axis=0)
-    return found[:, 0], found[:, 1]
 
 
 def _found(numbers: Integers, wanted: Integers) -> Integers:

@@ -11,13 +11,13 @@ from ..errors import InputError, Unsupported
 from ..hf.context import naming_layers
 from ..hf.gradient_sync import is_one_of_several_ranks, one_reduction
 from ..hf.micro_batch import MicroBatchModel
+from ..hf.routes import routes_of_rows
 from ..hf.run import Expand
 from ..rank_group import RankGroup
 from ..trees import Plan
 from .division import Division, pair_cost
 from .passes import Divided, Pass, StepBatch, StepTerms
 from .plan import StepPlan
-from .routes import StepRoutes
 
 
 class Step:
@@ -77,9 +77,11 @@ class Step:
             raise InputError("loss_mask: expected at least one token with a loss that is not the first of its row, "
                              "received none")  # fmt: skip
         self._model = MicroBatchModel(model)
-        self._routes: StepRoutes | None = None
+        self._routes: Tensor | None = None
         if routed_experts is not None:
-            self._routes = StepRoutes(self._model.backbone, self._plan, routed_experts)
+            self._routes = routes_of_rows(self._model.backbone, routed_experts, self._plan.offsets)
+            for batch in range(len(self._plan)):
+                self._plan.routes(self._routes, self._plan.layout(batch))  # which checks them
         self._recompute = bool(recompute)
         self._pass: Pass | None = None
         self._divided: Divided | None = None
