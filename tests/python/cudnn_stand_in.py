@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from espalier.kernels import attention
+from espalier.kernels import attention, waves
 
 
 @dataclass(frozen=True)
@@ -96,11 +96,11 @@ def installed(monkeypatch: pytest.MonkeyPatch, library: StandIn | None = None) -
         monkeypatch.setitem(sys.modules, module.__name__, module)
     monkeypatch.setenv("ESPALIER_ATTENTION", "library")
     attention._cudnn.cache_clear()
-    attention._masks.clear()
+    waves._kept.clear()
     registered = attention.register("stand-in", "CPU")
     try:
         yield stand_in
     finally:
         registered._destroy()
         attention._cudnn.cache_clear()
-        attention._masks.clear()
+        waves._kept.clear()

@@ -18,7 +18,7 @@ from espalier.errors import Unsupported
 from espalier.hf import attention
 from espalier.kernels import __main__ as told
 from espalier.kernels import attention as library_attention
-from espalier.kernels import attention_cases, checks, gated_delta, libraries, recurrence_cases, recurrences, verdicts
+from espalier.kernels import attention_cases, checks, gated_delta, libraries, recurrence_cases, recurrences, verdicts, waves
 from espalier.kernels.cases import OUT
 from espalier.kernels.verdicts import Finding
 
@@ -130,7 +130,7 @@ def test_attention_that_is_right_and_wrong(monkeypatch):
         finding = checks.judged(attention_cases.cases(64, torch.bfloat16, "cpu"))
         assert finding.is_right and finding.checks == 2 * (4 * len(chosen) + 2), finding
         assert stand_in.calls["backward"] == 4 * len(chosen)
-        library_attention._masks.clear()
+        waves._kept.clear()
         stand_in.change = lambda bounds: torch.cat([torch.zeros_like(bounds[:1]), bounds[1:]])
         assert not checks.judged(attention_cases.cases(64, torch.bfloat16, "cpu")).is_right
 

@@ -197,7 +197,7 @@ class Patch:
         self.proven: list[Any] = []  # code that a version, a proof, or a first batch to be verified stands for
         self.check: Callable[[Any, Mapping[str, Any]], None] | None = None  # what judges the first batch
         self.unchecked: Any = None  # a weak reference to the model whose first batch is to be verified
-        self.runs = Runs()
+        self.runs: weakref.WeakSet[TreeRun] = weakref.WeakSet()  # that graphs of autograd still hold on to
         self.replay: routes.Replay | None = None  # routes.Replay, since the first batch with routes
         self.sharing = Sharing()
         self.meter: Any = None  # SharingMeter of the batches that are trained on
@@ -283,7 +283,9 @@ class Patch:
         if not isinstance(backbone.__dict__.get("forward"), Forward):
             raise Unsupported("espalier.hf.unpatch: expected the forward that espalier.hf.patch has set, received one "
                               "that another library has wrapped around it; undo that first")  # fmt: skip
-        if self.runs.pending():
+        if self.runs:
+            gc.collect()
+        if self.runs:
             raise Unsupported("espalier.hf.unpatch: expected no backward to come that computes layers of the patched "
                               "model again; run it, or delete its loss, first")  # fmt: skip
         self.take_back(backbone)
@@ -335,10 +337,11 @@ class Patch:
     def __getstate__(self) -> dict[str, Any]:
         model = None if self.unchecked is None else self.unchecked()
         looked_at: dict[str, Any] = {"snapshot": None, "settings": None, "around": None, "attention": {}, "proven": []}
-        return self.__dict__ | looked_at | {"unchecked": model, "meter": None, "said": set(), "tokenwise": set()}
+        return self.__dict__ | looked_at | {"unchecked": model, "meter": None, "said": set(), "tokenwise": set(), "runs": None}
 
     def __setstate__(self, state: Mapping[str, Any]) -> None:
         self.__dict__.update(state)
+        self.runs = weakref.WeakSet()
         if self.unchecked is not None:
             self.unchecked, self.proven = weakref.ref(self.unchecked), [None]
 
@@ -367,27 +370,6 @@ class Forward:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Forward, (self._backbone(),)
-
-
-class Runs:
-    """The forests that graphs of autograd still hold on to."""
-
-    def __init__(self) -> None:
-        self._runs: weakref.WeakSet[TreeRun] = weakref.WeakSet()
-
-    def add(self, run: TreeRun) -> None:
-        self._runs.add(run)
-
-    def pending(self) -> bool:
-        if self._runs:
-            gc.collect()
-        return len(self._runs) > 0
-
-    def __deepcopy__(self, _memo: dict[int, Any]) -> "Runs":
-        return Runs()
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return Runs, ()
 
 
 def forward(backbone: Any, *args: Any, **kwargs: Any) -> Any:

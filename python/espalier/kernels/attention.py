@@ -16,9 +16,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.weak import WeakTensorKeyDictionary
 
 from . import verdicts
+from .waves import kept_of
 
 CAPABILITIES = ((9, 0), (10, 0), (10, 3))
 OURS = (64, 128, 256)  # sizes of heads that our own kernels serve (kernels/cuda/attention, "ampere")
@@ -65,18 +65,11 @@ def _positions(seen: Visibility) -> np.ndarray[Any, np.dtype[np.int64]]:
     return seen.context_positions.contiguous().numpy()
 
 
-_masks: Any = WeakTensorKeyDictionary()  # by subtree_end, which the layers of a micro-batch share
-
-
 def _mask_of(seen: Visibility) -> _Mask:
-    if seen.subtree_end.is_inference():  # which does not say when it is changed
-        return _Mask(seen)
-    masks = _masks.setdefault(seen.subtree_end, {})
-    context = seen.context_blocks.numpy().tobytes(), _positions(seen).tobytes()
-    key = seen.sliding_window, seen.subtree_end._version, context
-    if key not in masks:
-        masks[key] = _Mask(seen)
-    return masks[key]
+    """Kept by subtree_end, which the layers of a micro-batch share."""
+    key = seen.sliding_window, seen.context_blocks.numpy().tobytes(), _positions(seen).tobytes()
+    mask: _Mask = kept_of(seen.subtree_end, key, lambda: _Mask(seen))
+    return mask
 
 
 @functools.cache

@@ -157,15 +157,15 @@ def joined(parts: Sequence[Tensor]) -> Tensor:
     return parts[0] if len(parts) == 1 else torch.cat(list(parts))
 
 
-_kept: Any = WeakTensorKeyDictionary()  # by prev
+_kept: Any = WeakTensorKeyDictionary()  # by the tensors that say what a forest is
 
 
-def kept_of(prev: Tensor, key: Hashable, make: Callable[[], Any]) -> Any:
-    """What `make` gives, by `key`, kept while the tensor `prev` is there and stays as it is."""
-    if prev.is_inference():  # which does not say when it is changed
+def kept_of(forest: Tensor, key: Hashable, make: Callable[[], Any]) -> Any:
+    """What `make` gives, by `key`, kept while the tensor `forest` is there and stays as it is."""
+    if forest.is_inference():  # which does not say when it is changed
         return make()
-    found = _kept.setdefault(prev, {})
-    key = prev._version, key
+    found = _kept.setdefault(forest, {})
+    key = forest._version, key
     if key not in found:
         found[key] = make()
     return found[key]

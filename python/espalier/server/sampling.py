@@ -44,7 +44,7 @@ class Request:
     sequence_ids: list[str]
     targets: NDArray[np.int64] | None = None  # [len(prompt) - 1, K], -1: none
     adapter: espalier.Adapter | None = None  # once it joins; stays, though it be dropped or lie on disk meanwhile
-    sequences: dict[int, "Sequence"] = field(default_factory=dict)  # by number
+    sequences: dict[int, espalier.Completion] = field(default_factory=dict)  # by number
     kept_tokens: int = 0  # of the prompt: were not encoded for it
     prompt_logprobs: NDArray[np.float64] | None = None  # once a sequence is done
     result: bytes | Failure | None = None
@@ -63,15 +63,6 @@ class Request:
         """Stop strings."""
         stop = self.sample.sampling_params.stop
         return [stop] if isinstance(stop, str) else [each for each in stop or [] if isinstance(each, str)]
-
-
-@dataclass
-class Sequence:
-    """What was sampled."""
-
-    tokens: NDArray[np.int32]
-    logprobs: NDArray[np.float32]
-    is_stopped: bool
 
 
 def target_table(given: JsonTensor, prompt_tokens: int, vocab_size: int) -> NDArray[np.int64]:
@@ -250,7 +241,7 @@ class _Open:
         done = []
         for each in completions:
             request = self.requests[each.prompt]
-            request.sequences[each.sample] = Sequence(each.tokens, each.logprobs.astype(np.float32), each.is_stopped)
+            request.sequences[each.sample] = each
             request.kept_tokens, request.prompt_logprobs = each.kept_tokens, each.prompt_logprobs
             if len(request.sequences) == request.sample.num_samples:
                 done.append(self.requests.pop(each.prompt))
