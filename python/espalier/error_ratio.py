@@ -7,13 +7,11 @@ import math
 MAX_RATIO = 2.0
 
 
-def error_ratio(ours: float, plain: float, roundoff: float, exact: float = 1.0) -> float:
-    """Our error over that of the plain form, both at least half of the unit `roundoff` relative to `exact`, the size of the
-    exact values. Infinite where either is not finite."""
+def error_ratio(ours: float, plain: float, roundoff: float) -> float:
+    """Our error over that of the plain form, both at least half of the unit `roundoff`. Infinite where either is not finite."""
     if not math.isfinite(ours + plain):
         return math.inf
-    least = roundoff / 2 * exact
-    ours, plain = max(ours, least), max(plain, least)
+    ours, plain = max(ours, roundoff / 2), max(plain, roundoff / 2)
     if ours == plain:
         return 1.0
     return ours / plain if plain else math.inf

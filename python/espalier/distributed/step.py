@@ -98,8 +98,7 @@ class RankStep:
     def _division(self) -> str | None:
         """What ranks with the same rows have to have alike, as text."""
         planned = getattr(self._micro_batches, "_plan", None) if self._divided is None else self._divided  # of an espalier.Step
-        found: str | None = None if planned is None else planned.digest()
-        return found
+        return None if planned is None else str(planned.digest())
 
     def _begin_parts(self) -> None:
         """From here on the loop runs this rank's parts of micro-batches."""

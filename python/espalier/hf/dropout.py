@@ -17,16 +17,7 @@ from torch import nn
 from ..errors import Unsupported
 from .for_now import with_values
 
-CHOICES = (None, "shared")
 NOISE = "neftune_noise_alpha"  # where Transformers keeps it
-
-
-def checked_choice(dropout: Any) -> str | None:
-    """`dropout` as `patch` takes it. Raises Unsupported for anything else."""
-    if dropout not in CHOICES:
-        raise Unsupported(f'dropout: expected None or "shared", received {dropout!r}')
-    choice: str | None = dropout
-    return choice
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]

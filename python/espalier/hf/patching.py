@@ -20,7 +20,7 @@ from . import attention, deepspeed, mixers, older_mixers, proof, routes, shared_
 from .argument_names import may_be_read
 from .asked import Asked, Given, asked_of, asking, index_of
 from .config_view import is_view, original_of, tree_view
-from .dropout import checked_choice, noise_of_batch
+from .dropout import noise_of_batch
 from .around import Around
 from .changes import Role, Snapshot, attention_modules, functions_of, refuse_attention
 from .families import (backbone_of, check_followed, check_model, check_training, composite_of, is_tested_family, mixer_of,
@@ -47,7 +47,8 @@ def apply_patch(model: Model, backend: str = "auto", check: Callable[[Any, Mappi
         raise Unsupported(f"backend: expected {', '.join(attention.BACKENDS)}, received {backend!r}")
     backbone = backbone_of(model)
     check_model(backbone)
-    dropout = checked_choice(dropout)
+    if dropout not in (None, "shared"):
+        raise Unsupported(f'dropout: expected None or "shared", received {dropout!r}')
     if backbone.training:
         check_training(modules_with_settings(backbone), dropout)
     snapshot = Snapshot(backbone)

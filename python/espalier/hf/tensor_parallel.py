@@ -103,9 +103,10 @@ class VocabularyPart:
 
     def __init__(self, head: nn.Linear) -> None:
         whole: Any = head.weight
+        bias: Any = head.bias
         self.group = _group(whole)
-        self.weight = _local(whole)
-        self.bias: Tensor | None = None if head.bias is None else _local(head.bias)
+        self.weight: Tensor = whole.to_local()
+        self.bias: Tensor | None = None if bias is None else bias.to_local()
         size = dist.get_world_size(self.group)
         part = -(-len(whole) // size)  # as Shard divides
         self.begin = dist.get_rank(self.group) * part
@@ -189,11 +190,6 @@ def _place(parameter: Any) -> Any:
     """The placement of a parameter along the dimension of tensor parallelism; None where it has none."""
     names = getattr(getattr(parameter, "device_mesh", None), "mesh_dim_names", None) or ()
     return parameter.placements[names.index(TENSOR)] if TENSOR in names else None
-
-
-def _local(parameter: Any) -> Tensor:
-    found: Tensor = parameter.to_local()
-    return found
 
 
 def _group(parameter: Any) -> Any:

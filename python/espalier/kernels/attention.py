@@ -68,8 +68,7 @@ def _positions(seen: Visibility) -> np.ndarray[Any, np.dtype[np.int64]]:
 def _mask_of(seen: Visibility) -> _Mask:
     """Kept by subtree_end, which the layers of a micro-batch share."""
     key = seen.sliding_window, seen.context_blocks.numpy().tobytes(), _positions(seen).tobytes()
-    mask: _Mask = kept_of(seen.subtree_end, key, lambda: _Mask(seen))
-    return mask
+    return kept_of(seen.subtree_end, key, lambda: _Mask(seen))
 
 
 @functools.cache

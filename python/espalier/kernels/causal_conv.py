@@ -105,9 +105,8 @@ class CausalConv1d:
 
     def runs(self) -> Runs:
         taps, device, tails = self.weight.shape[1], self.x.device, 0 if self.tails is None else len(self.tails)
-        runs: Runs = kept_of(self.prev, (LIBRARY.operator, taps, tails, device),
-                             lambda: Runs.of(self.prev.numpy().astype(np.int64), tails, taps, device))  # fmt: skip
-        return runs
+        return kept_of(self.prev, (LIBRARY.operator, taps, tails, device),
+                       lambda: Runs.of(self.prev.numpy().astype(np.int64), tails, taps, device))  # fmt: skip
 
     def rows(self, runs: Runs) -> Tensor:
         if runs.row is None:
@@ -140,8 +139,7 @@ def _forward(device: str, *arguments: Any) -> Tensor:
     """espalier::causal_conv1d."""
     given = CausalConv1d(*arguments)
     if not _is_taken(given, device):
-        found: Tensor = composed(LIBRARY.operator, *arguments)
-        return found
+        return composed(LIBRARY.operator, *arguments)
     with torch.no_grad():
         runs = given.runs()
         out = given.convolved(given.rows(runs), given.weight, given.bias, runs)
@@ -152,8 +150,7 @@ def _backward(device: str, grad: Tensor, *arguments: Any) -> tuple[Tensor | None
     """espalier::causal_conv1d_backward."""
     given = CausalConv1d(*arguments)
     if not _is_taken(given, device):
-        gradients: tuple[Tensor | None, ...] = composed(f"{LIBRARY.operator}_backward", grad, *arguments)
-        return gradients
+        return composed(f"{LIBRARY.operator}_backward", grad, *arguments)
     runs = given.runs()
     rows = given.rows(runs)
     if runs.row is not None:

@@ -187,8 +187,7 @@ def _forward(kind: Callable[..., Recurrence], device: str, *arguments: Any) -> t
     given = kind(*arguments)
     waves = _served(given, device)
     if waves is None:
-        out, states = composed(given.library.operator, *arguments)
-        return out, states
+        return composed(given.library.operator, *arguments)
     with torch.no_grad():
         out, states = given.scan(waves, given.inputs())
         return out.contiguous(), states.contiguous()
@@ -200,9 +199,7 @@ def _backward(kind: Callable[..., Recurrence], device: str, grad_out: Tensor | N
     given = kind(*arguments)
     waves = _served(given, device)
     if waves is None:
-        name = f"{given.library.operator}_backward"
-        gradients: tuple[Tensor | None, ...] = composed(name, grad_out, grad_end_states, *arguments)
-        return gradients
+        return composed(f"{given.library.operator}_backward", grad_out, grad_end_states, *arguments)
     with recording():
         inputs = [None if each is None else each.detach().requires_grad_() for each in given.inputs()]
         results = given.scan(waves, inputs)

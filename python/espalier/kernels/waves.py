@@ -8,7 +8,7 @@ call, or if it wants sequences of one length in a few.
 
 import functools
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -157,10 +157,11 @@ def joined(parts: Sequence[Tensor]) -> Tensor:
     return parts[0] if len(parts) == 1 else torch.cat(list(parts))
 
 
+Kept = TypeVar("Kept")
 _kept: Any = WeakTensorKeyDictionary()  # by the tensors that say what a forest is
 
 
-def kept_of(forest: Tensor, key: Hashable, make: Callable[[], Any]) -> Any:
+def kept_of(forest: Tensor, key: Hashable, make: Callable[[], Kept]) -> Kept:
     """What `make` gives, by `key`, kept while the tensor `forest` is there and stays as it is."""
     if forest.is_inference():  # which does not say when it is changed
         return make()
@@ -173,5 +174,4 @@ def kept_of(forest: Tensor, key: Hashable, make: Callable[[], Any]) -> Any:
 
 def waves_of(prev: Tensor, ends: Tensor, device: torch.device) -> Waves:
     """Waves of `prev` on `device`, which the layers of a micro-batch share."""
-    waves: Waves = kept_of(prev, (ends.numpy().tobytes(), device), lambda: Waves(prev, ends, device))
-    return waves
+    return kept_of(prev, (ends.numpy().tobytes(), device), lambda: Waves(prev, ends, device))

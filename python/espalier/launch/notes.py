@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Settings of `espalier launch`, which its processes find in their environment, and notes, which they leave for it."""
 
+import contextlib
 import os
 from types import SimpleNamespace
 
@@ -13,14 +14,11 @@ def settings_of(**given):
     return SimpleNamespace(**DEFAULTS | given)
 
 
-def note(folder, name, text=""):
-    """Leaves a note for the process that waits for the command; it is kept if it is there already."""
+def note(folder, name):
+    """Leaves a note, which says nothing but its name, for the process that waits for the command."""
     if folder:
-        try:
-            with open(os.path.join(folder, name), "x") as file:
-                file.write(text)
-        except OSError:  # it is there, or the folder is on another machine
-            pass
+        with contextlib.suppress(OSError):  # it is there, or the folder is on another machine
+            open(os.path.join(folder, name), "x").close()
 
 
 def has_note(folder, name):

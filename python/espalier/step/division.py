@@ -80,7 +80,7 @@ class Division:
                        edges=number[terms.edges[mine]], sources=places, edge_row=edge_row.reshape(-1),
                        edge_target=terms.edge_target[is_ours])  # fmt: skip
 
-    def keys(self, batch: int, window: int = 0, chunk: int = 0) -> core.KeyReads:
+    def keys(self, batch: int, window: int, chunk: int) -> core.KeyReads:
         """What attention reads with a sliding window or in chunks, as hf.asked_attention.Attention has them."""
         return self._divided.key_reads(batch, self.layout(batch), self.rank, window, chunk)
 
