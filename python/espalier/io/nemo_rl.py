@@ -29,7 +29,7 @@ def _sample(sample):
     length = sample.get("input_lengths", len(ids))
     if type(length) is not int or not 0 < length <= len(ids):
         raise BadRow("input_lengths", f"a number from 1 to {len(ids)}, the number of token_ids", shown(length))
-    mask = zero_one("token_loss_mask", same_length("token_loss_mask", sample.get("token_loss_mask"), len(ids), "token_ids"))
+    mask = zero_one("token_loss_mask", sample.get("token_loss_mask"), len(ids), "token_ids")
     weight = number("sample_loss_mask", sample.get("sample_loss_mask", 1))
     if weight == 0:
         sample.tally.notes["samples left out whose sample_loss_mask is 0"] += 1

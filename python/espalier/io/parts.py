@@ -42,7 +42,7 @@ def kept(values, keep):
 def attention(name, values, count):
     """An attention mask of one sample as booleans. Raises BadRow for padding between tokens, which no model input can
     have."""
-    mask = zero_one(name, same_length(name, values, count, "the padded sample"))
+    mask = zero_one(name, values, count, "the padded sample")
     if 1 in mask:
         first, last = mask.index(1), len(mask) - mask[::-1].index(1)
         if 0 in mask[first:last]:

@@ -56,7 +56,7 @@ def _unpadded_row(record, ids, span):
                 continue
             values = same_length(name, record.get(name), len(ids))
             if field == "loss_mask":
-                values = _labels(values, ids, span) if name == "labels" else zero_one(name, values)
+                values = _labels(values, ids, span) if name == "labels" else zero_one(name, values, len(ids))
             values = values[span.start:span.stop]
             if row.setdefault(field, values)[1:] != values[1:]:
                 raise BadRow(name, f"the same values as the other name of `{field}` (keep one of them)", "something else")

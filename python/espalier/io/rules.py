@@ -42,9 +42,9 @@ def same_length(name, values, count, what="input_ids"):
     return values
 
 
-def zero_one(name, values):
-    """A mask as ints; accepts 0, 1, 0.0, 1.0, true and false."""
-    for index, value in enumerate(values):
+def zero_one(name, values, count, what="input_ids"):
+    """A mask as ints, of such a list; accepts 0, 1, 0.0, 1.0, true and false."""
+    for index, value in enumerate(same_length(name, values, count, what)):
         if isinstance(value, str) or value not in (0, 1):
             raise BadRow(name, "0, 1, true or false", f"{_described(value)} at index {index}")
     return [int(value) for value in values]

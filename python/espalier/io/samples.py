@@ -25,7 +25,7 @@ def rows(record, options):
     name, mask = record.first_of("mask", "loss_mask")
     if name is None:
         raise BadRow("mask", "a mask of the tokens that carry loss", "none")
-    mask = zero_one(name, same_length(name, mask, len(ids), "token_ids"))
+    mask = zero_one(name, mask, len(ids), "token_ids")
     stream, loss = _loss(record, mask, options.loss_weights)
     row = {"input_ids": ids} | loss
     for field, names in (("logprobs", ("logprobs", "inference_logprobs")), ("ref_logprobs", ("ref_logprobs",)),

@@ -190,7 +190,7 @@ class _Nodes:
     def _mask(self, i):
         values = self._nodes[i].get("mask") or [False] * len(self.ids[i])
         name = f"nodes[{i}].mask"
-        return zero_one(name, same_length(name, values, len(self.ids[i]), "the node"))
+        return zero_one(name, values, len(self.ids[i]), "the node")
 
     def _spread_field(self, i, name, fill):
         """A node's values for its sampled tokens, with `fill` on the others; None if it has none."""

@@ -82,15 +82,14 @@ def _sample(sample):
         prompt = kept(prompt, attention("prompt_mask", sample.get("prompt_mask"), len(prompt)))
     count, keep = len(completion), [1] * len(completion)
     if "completion_mask" in sample:
-        keep = zero_one("completion_mask",
-                        same_length("completion_mask", sample.get("completion_mask"), count, "completion_ids"))
+        keep = zero_one("completion_mask", sample.get("completion_mask"), count, "completion_ids")
     if "prompt_mask" in sample:  # a padded batch: masked tokens are padding
         keep = attention("completion_mask", keep, count)
         loss, real = [1] * count, keep
     else:
         loss, real = keep, [1] * count
     if "tool_mask" in sample:
-        tool = zero_one("tool_mask", same_length("tool_mask", sample.get("tool_mask"), count, "completion_ids"))
+        tool = zero_one("tool_mask", sample.get("tool_mask"), count, "completion_ids")
         loss = [a * b for a, b in zip(loss, tool)]
     arrays = [("completion_mask", "loss_mask", kept(loss, real))]
     for field, names in (("logprobs", LOGPROBS), ("ref_logprobs", ("ref_per_token_logps",))):

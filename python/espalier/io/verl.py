@@ -70,8 +70,7 @@ def _sample(sample, by_turn):
         raise BadRow("attention_mask", "a mask of the tokens that are not padding", "none")
     keep = attention("attention_mask", sample.get("attention_mask"), len(ids))
     if "response_mask" in sample:
-        mask = zero_one("response_mask",
-                        same_length("response_mask", sample.get("response_mask"), len(responses), "responses"))
+        mask = zero_one("response_mask", sample.get("response_mask"), len(responses), "responses")
     else:
         mask = keep[prompt:]
     lost = [index for index, (loss, keeps) in enumerate(zip(mask, keep[prompt:])) if loss and not keeps]
