@@ -389,12 +389,12 @@ def test_an_interrupted_import_leaves_the_old_output(tmp_path, number, code):
     """The input is a pipe that never ends, so the command is inside of its work when the signal comes."""
     pipe, output = tmp_path / "pipe", tmp_path / "rows.jsonl"
     output.write_bytes(b"old")
-    program = ("import pathlib, sys\nfrom espalier.__main__ import run as main\nimport espalier.io.importing as importing\n"
+    program = ("import pathlib, sys\nfrom espalier.__main__ import run as main\nfrom espalier.io import importing, sources\n"
                "def endless(path, most_bytes, tick):\n"
                "    yield 'first', {'input_ids': [1, 2]}\n"
                "    print('reading', flush=True)\n"
                "    while True:\n        yield 'again', {'input_ids': [1, 2]}\n"
-               "importing.records_of = endless\n"
+               "importing.records_of = sources.records_of = endless\n"
                "sys.exit(main(['import', sys.argv[1], '-o', sys.argv[2]]))\n")
     pipe.write_bytes(LINE)
     process = subprocess.Popen([sys.executable, "-c", program, pipe, output],
