@@ -18,7 +18,7 @@ import espalier
 from conftest import seed_of
 from cp_shapes import SHAPES
 from espalier.distributed import RankError, Ranks
-from espalier.hf import exchange, patch, recurrence
+from espalier.hf import exchange, mixers, patch
 from espalier.hf.families import backbone_of
 from espalier.hf.float64 import InFloat64
 from espalier.step import division, schedule
@@ -332,7 +332,7 @@ def a_scan_over_parts(rank):
         with mock.patch.object(schedule, "_levels", lambda *_: []):  # from the rank before alone
             found = error("short chain")
             assert found > 1e-6, (kind, found)
-        with mock.patch.object(recurrence.Recurrence, "moved", lambda _of, _factors, states: states):
+        with mock.patch.object(mixers.Recurrence, "moved", lambda _of, _factors, states: states):
             found = error("short chain")
             assert found > 1e-6, (kind, found)
 
