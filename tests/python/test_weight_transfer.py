@@ -2,11 +2,6 @@
 """Weights that go to a vLLM server over NCCL. Sockets stand for NCCL, and for vLLM a server that takes requests and bytes as vLLM
 0.33.0 does."""
 
-import base64
-import concurrent.futures
-import http.server
-import json
-import math
 import signal
 import subprocess
 import sys
@@ -22,9 +17,10 @@ from safetensors.torch import load_file, save_file
 import publish_over_sockets
 from conftest import REPOSITORY
 from espalier.publish import weight_transfer
-from espalier.publish.vllm_server import Server
-from http_stub import JsonHandler
+from espalier.publish.kinds import VLLM
+from espalier.publish.server import Server
 from test_faults import checkpoint, data, flags, last_of_each  # noqa: F401
+from vllm_stand_in import VllmServer
 
 
 @pytest.fixture(scope="module")
@@ -32,138 +28,11 @@ def espalier(espalier):
     return lambda *arguments, **options: espalier(*last_of_each(arguments), **options)
 
 
-# ---- The server ----------------------------------------------------------------------------------------------------
-
-
-class Worker:
-    """A rank of the server: what vLLM's GPU worker and its engine `nccl` keep of an update, and when they refuse one."""
-
-    def __init__(self, rank):
-        self.rank, self.group, self.active, self.weights, self.loaded = rank, None, False, {}, []
-
-    def init_weight_transfer_engine(self, rank_offset, world_size, nccl_unique_id_b64, packed=False, packed_buffer_size_bytes=2**30,
-                                    packed_num_buffers=2):  # fmt: skip
-        identifier = base64.b64decode(nccl_unique_id_b64, validate=True)
-        if len(identifier) != 128:
-            raise ValueError(f"nccl_unique_id_b64 must decode to 128 bytes, got {len(identifier)} bytes")
-        assert packed and packed_num_buffers == 2
-        self.limit = packed_buffer_size_bytes
-        self.group = publish_over_sockets.Rank(identifier)
-        self.group.join(world_size, rank_offset + self.rank)
-
-    def shutdown_weight_transfer_engine(self):
-        if self.active:
-            raise RuntimeError("Cannot release a trainer connection during a weight update")
-        self.group = None
-
-    def start_weight_update(self):
-        if self.active:
-            raise RuntimeError("start_weight_update called while a weight update is already active. Call finish_weight_update first.")
-        self.active, self.loaded = True, []
-
-    def update_weights(self, names, dtype_names, shapes):
-        if not self.active:
-            raise RuntimeError("start_weight_update must be called before update_weights.")
-        try:
-            if self.group is None:
-                raise RuntimeError("NCCL weight transfer not initialized. Call init_transfer_engine() first.")
-            if not len(names) == len(dtype_names) == len(shapes):
-                raise ValueError("`dtype_names` and `shapes` should be of the same size as `names`")
-            chunk, size = [], 0
-            for name, dtype_name, shape in zip(names, dtype_names, shapes, strict=True):
-                dtype = getattr(torch, dtype_name)
-                chunk.append((name, dtype, shape, math.prod(shape) * dtype.itemsize))
-                size += chunk[-1][3]
-                if size > self.limit:
-                    self.receive(chunk)
-                    chunk, size = [], 0
-            if chunk:
-                self.receive(chunk)
-        except BaseException:
-            self.active = False
-            raise
-
-    def receive(self, chunk):
-        packed = torch.empty(sum(size for *_, size in chunk), dtype=torch.uint8)
-        self.group.broadcast(packed)
-        parts = packed.split([size for *_, size in chunk])
-        self.loaded.append({name: part.view(dtype).view(shape).clone()
-                            for (name, dtype, shape, _), part in zip(chunk, parts, strict=True)})  # fmt: skip
-
-    def finish_weight_update(self, weight_version=None):
-        if not self.active:
-            raise RuntimeError("finish_weight_update called without a matching start_weight_update.")
-        self.active = False
-        self.weights = {name: tensor for chunk in self.loaded for name, tensor in chunk.items()}
-        self.version = weight_version
-
-
-class VllmServer(http.server.ThreadingHTTPServer):
-    """`workers` ranks behind one port. `fails`: paths that answer otherwise, or never; `before` is called with each path."""
-
-    def __init__(self, workers=2):
-        super().__init__(("127.0.0.1", 0), Answers)
-        self.workers = [Worker(rank) for rank in range(workers)]
-        self.requests, self.paused, self.fails, self.before = [], False, {}, lambda path: None
-        self.url = f"http://127.0.0.1:{self.server_address[1]}"
-        threading.Thread(target=self.serve_forever, daemon=True).start()
-
-    def handle_error(self, *_):
-        pass  # the client has gone
-
-    def on_all(self, method, arguments):
-        """Waits for one worker after the other, and for none after one that failed, as vLLM's collective_rpc does."""
-        pool = concurrent.futures.ThreadPoolExecutor(len(self.workers))
-        try:
-            for outcome in [pool.submit(getattr(worker, method), **arguments) for worker in self.workers]:
-                outcome.result()
-        finally:
-            pool.shutdown(wait=False)
-
-
-PAYLOADS = {"init_weight_transfer_engine": "init_info", "update_weights": "update_info"}
-
-
-class Answers(JsonHandler):
-    def do_GET(self):
-        self.server.requests.append(self.path)
-        if self.path != "/get_world_size":
-            return self.answer(404, {"detail": "Not Found"})
-        self.answer(200, {"world_size": len(self.server.workers)})
-
-    def do_POST(self):
-        server, body = self.server, json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        server.requests.append(self.path)
-        server.before(self.path)
-        if self.path in server.fails:
-            return self.answer(*server.fails[self.path])
-        method = self.path[1:]
-        try:
-            if self.path == "/pause?mode=keep":
-                server.paused = True
-            elif self.path == "/resume":
-                server.paused = False
-            elif self.path == "/reset_prefix_cache":
-                assert server.paused
-            elif method in PAYLOADS:
-                assert server.paused and set(body) == {PAYLOADS[method]}
-                server.on_all(method, body[PAYLOADS[method]])
-            elif method in ("shutdown_weight_transfer_engine", "start_weight_update", "finish_weight_update"):
-                assert server.paused
-                server.on_all(method, body)
-            else:
-                return self.answer(404, {"detail": "Not Found"})
-        except Exception as error:
-            return self.answer(500, {"error": {"message": f"{type(error).__name__}: {error}"}})
-        self.answer(200, {})
-
-
 @pytest.fixture
 def server():
     server = VllmServer()
     yield server
-    server.shutdown()
-    server.server_close()
+    server.close()
 
 
 @pytest.fixture(scope="module")
@@ -187,7 +56,7 @@ def folder(weights, tmp_path):
 
 
 def send(server, folder, group=None):
-    weight_transfer.send(Server(server.url), folder, group or publish_over_sockets.Rank())
+    weight_transfer.send(Server(server.url, VLLM, wait=0), folder, group or publish_over_sockets.Rank())
 
 
 def same(received, sent):
@@ -197,9 +66,10 @@ def same(received, sent):
         assert torch.equal(received[name], tensor), name
 
 
+RESET = "/reset_prefix_cache?reset_external=true"
 ONE_UPDATE = ["/get_world_size", "/pause?mode=keep", "/shutdown_weight_transfer_engine", "/init_weight_transfer_engine",
               "/start_weight_update", "/update_weights", "/finish_weight_update", "/shutdown_weight_transfer_engine",
-              "/reset_prefix_cache", "/resume"]  # fmt: skip
+              RESET, "/resume"]  # fmt: skip
 AFTER_A_FAILURE = ["/finish_weight_update", "/resume"]
 
 
@@ -246,7 +116,7 @@ def test_a_run_publishes_to_a_server(espalier, flags, server, tmp_path):
     command = f"{sys.executable} {REPOSITORY}/tests/python/publish_over_sockets.py --buffer-bytes 5000 --weight-transfer nccl {server.url}"
     espalier("train", *flags, "--out", tmp_path / "run", "--steps", 2, "--publish", tmp_path / "out", "--publish-command",
              f"PYTHONPATH={REPOSITORY}/python {command}", "--publish-every", 1)  # fmt: skip
-    assert server.requests == ONE_UPDATE + ONE_UPDATE
+    assert server.requests == 2 * ["/model_info", *ONE_UPDATE]
     for worker in server.workers:
         same(worker.weights, load_file(checkpoint(tmp_path / "run", 2) / "model.safetensors"))
         assert worker.version == "step_2" and len(worker.loaded) > 1
@@ -263,7 +133,7 @@ def refused(server, folder, match):
 def test_without_a_gpu_nothing_is_asked_of_the_server(server, folder, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(OSError, match="--weight-transfer nccl needs a GPU"):
-        weight_transfer.send(Server(server.url), folder)
+        weight_transfer.send(Server(server.url, VLLM, wait=0), folder)
     assert server.requests == []
 
 
@@ -284,10 +154,11 @@ def test_a_failure_of_any_request_is_named_and_the_server_goes_on(server, weight
     """The next update is whole."""
     path = ONE_UPDATE[at]
     server.fails = {path: (500, {"detail": "no\nroom"})}
-    with pytest.raises(OSError, match=rf'{path.partition("?")[0]}: 500 Internal Server Error: {{"detail": "no\\nroom"}}'):
+    with pytest.raises(OSError, match=rf'{path.partition("?")[0]}: expected status 200, received 500 Internal Server Error: '
+                       r'{"detail": "no\\nroom"}'):  # fmt: skip
         send(server, folder)
     after = {"/pause?mode=keep": ["/resume"], "/shutdown_weight_transfer_engine": ["/finish_weight_update", path, "/resume"],
-             "/reset_prefix_cache": ["/resume"], "/resume": []}  # fmt: skip
+             RESET: ["/resume"], "/resume": []}  # fmt: skip
     assert server.requests == ONE_UPDATE[: ONE_UPDATE.index(path) + 1] + after.get(path, AFTER_A_FAILURE)
     assert server.paused == (path == "/resume")
     server.fails = {}
@@ -313,7 +184,7 @@ def test_a_worker_that_fails_in_the_middle_ends_the_transfer(server, weights, fo
         receive(chunk)
 
     worker.receive = failing
-    refused(server, folder, "/update_weights: 500 .*no room for weights")
+    refused(server, folder, "/update_weights: .*500 .*no room for weights")
     assert not server.paused and server.requests[-2:] == AFTER_A_FAILURE
     wait_until_idle(other)
     worker.receive = receive
@@ -361,7 +232,7 @@ def test_a_communicator_that_waits_for_a_server_that_has_failed_is_aborted(serve
     group = FailsAt(call)
     if call == "broadcast":
         group.broadcast = lambda buffer: group.reached("broadcast")
-    with pytest.raises(OSError, match=f"{path}: 500 .*not configured"):
+    with pytest.raises(OSError, match=f"{path}: .*500 .*not configured"):
         send(server, folder, group)
     assert group.aborted.is_set() and not server.paused
 
@@ -390,19 +261,12 @@ def test_a_sender_that_is_told_to_end_lets_the_server_go_on(server, folder, numb
     words = ["--weight-transfer", "nccl"] if over_nccl else []
     process = subprocess.Popen([sys.executable, REPOSITORY / "tests/python/publish_over_sockets.py", *words, server.url, folder],
                                env={"PYTHONPATH": str(REPOSITORY / "python")}, stderr=subprocess.PIPE, text=True)  # fmt: skip
-    if not over_nccl:
-        server.RequestHandlerClass = WithHealth
     assert reached.wait(120)
     process.send_signal(number)
     _, said = process.communicate(timeout=120)
     free.set()
     assert process.returncode == 1 and said == f"{server.url}: interrupted\n"
     assert not server.paused and server.requests[-1] == "/resume"
-
-
-class WithHealth(Answers):
-    def do_GET(self):
-        self.answer(200, {})
 
 
 # ---- NCCL's calls --------------------------------------------------------------------------------------------------

@@ -8,8 +8,8 @@ nccl_common.py, nccl_engine.py and packed_tensor.py.
 """
 
 import base64
+import contextlib
 import ctypes
-import json
 import math
 from collections.abc import Callable, Iterator
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from safetensors import safe_open
 
-from .vllm_server import LOAD_SECONDS, Server
+from .server import ALIVE_SECONDS, FAILURES, LOAD_SECONDS, Refused, Server
 
 BUFFER_BYTES = 256 << 20
 """Tensors are sent together up to the first that takes them beyond this. The server has two such buffers."""
@@ -34,19 +34,34 @@ def send(server: Server, folder: Path, group: "NcclGroup | None" = None) -> None
     if (folder / "adapter_config.json").is_file():
         raise ValueError("an adapter is not sent over NCCL; without --weight-transfer the server loads its folder")
     tensors = _tensors(folder)
-    group = group or NcclGroup()
-    workers = json.loads(server.get("/get_world_size"))["world_size"]
-    with server.paused():
+    communicator = group or NcclGroup()
+    workers = _workers(server)
+
+    def update() -> None:
         _forget_killed_sender(server)
         try:
-            _transfer(server, tensors, group, workers, version=folder.name)
+            _transfer(server, tensors, communicator, workers, version=folder.name)
         except BaseException:
-            group.abort()
-            server.post_if_it_can("/finish_weight_update")  # else no further update could start
+            communicator.abort()
+            _finish_if_it_can(server)  # else no further update could start
             raise
         server.post("/shutdown_weight_transfer_engine")
-        group.abort()  # complete on all ranks
-        server.post("/reset_prefix_cache")
+        communicator.abort()  # complete on all ranks
+
+    server.replace_weights(update)
+
+
+def _workers(server: Server) -> int:
+    answer = server.get("/get_world_size")
+    workers = answer.get("world_size") if isinstance(answer, dict) else None
+    if not isinstance(workers, int) or workers < 1:
+        raise Refused("/get_world_size", "a number of workers as world_size", str(answer)[:300], 200, "")
+    return workers
+
+
+def _finish_if_it_can(server: Server) -> None:
+    with contextlib.suppress(*FAILURES):
+        server.post("/finish_weight_update", seconds=ALIVE_SECONDS)
 
 
 def _forget_killed_sender(server: Server) -> None:
@@ -54,7 +69,7 @@ def _forget_killed_sender(server: Server) -> None:
     try:
         server.post("/shutdown_weight_transfer_engine")
     except OSError:
-        server.post_if_it_can("/finish_weight_update")
+        _finish_if_it_can(server)
         server.post("/shutdown_weight_transfer_engine")
 
 
