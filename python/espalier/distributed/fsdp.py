@@ -48,9 +48,9 @@ class Sharded:
         modules: Iterable[tuple[str, Any]] = model.named_modules()
         for name, module in modules:
             if isinstance(module, FSDPModule):
-                unit = _unit_of(module)
-                if unit is not None and unit not in self.units.values():
-                    self.units[name or "the root"] = unit
+                for number, unit in enumerate(_units_of(module)):
+                    if unit not in self.units.values():
+                        self.units[f"{name or 'the root'}{f' ({number})' if number else ''}"] = unit
         self._settings: list[tuple[Any, dict[str, Any]]] = []
         self._earlier = EarlierGradients()
 
@@ -58,10 +58,10 @@ class Sharded:
         """What has to be the same on all ranks, as text."""
         digest = hashlib.blake2b(digest_size=8)
         for name, unit in self.units.items():
-            digest.update(f"{name} {unit.mp_policy} {unit.post_forward_mesh_info is None}".encode())
+            digest.update(f"{name} {unit.post_forward_mesh_info is None}".encode())
             for each in unit.fsdp_params:
                 parameter = each.sharded_param
-                digest.update(f"{parameter.shape} {parameter.dtype} {parameter.requires_grad}".encode())
+                digest.update(f"{each.mp_policy} {parameter.shape} {parameter.dtype} {parameter.requires_grad}".encode())
         return digest.hexdigest()
 
     def begin(self, is_gathered: bool, trace: "Trace | None" = None) -> None:
@@ -94,13 +94,15 @@ class Sharded:
         """Ends a gathered step: sums the gradients of the parameters that are `wanted`, by `present` of any rank."""
         for each, is_wanted in zip(self._parameters(), wanted):
             if is_wanted and _gradient_of(each) is None:
-                each.unsharded_param.grad = torch.zeros_like(each.unsharded_param)
+                whole = each.unsharded_param
+                whole.grad = torch.zeros_like(whole, dtype=getattr(whole, "grad_dtype", None))
         for unit in self.units.values():
             unit.post_backward()  # brings new gradients to the dtype of the others
             unit.reduce_grads = unit.all_reduce_grads = unit.reshard_after_backward = True
         self._context.is_last_backward = True
         for unit in reversed(self.units.values()):
             unit.post_backward()
+        self._context.manual_backward_finalization_active = False  # of PyTorch 2.15: unset where this rank ran nothing backward
         self._state._root_post_backward_final_callback()
         self.end()
 
@@ -138,7 +140,7 @@ def drop_whole_gradients(model: torch.nn.Module) -> None:
     """Drops the gradients that FSDP2 keeps whole on this rank until they are reduced, in parts of `model` that are not in
     a step of Ranks, and shards parameters again: after a loop that has ended without a reduction."""
     modules = [module for module in model.modules() if isinstance(module, FSDPModule) and module not in IN_A_STEP]
-    units = {id(unit): unit for unit in map(_unit_of, modules) if unit is not None}
+    units = {id(unit): unit for module in modules for unit in _units_of(module)}
     if units:
         _drop_pass(_state_of(modules[0]), units.values())
 
@@ -148,7 +150,8 @@ def _drop_pass(state: Any, units: Collection[Any]) -> None:
     for unit in units:
         for each in unit.fsdp_params:
             if each.sharded_param.requires_grad and hasattr(each, "_unsharded_param"):
-                each.unsharded_accumulated_grad = None
+                if "unsharded_accumulated_grad" in vars(each):  # since PyTorch 2.15 it is the gradient below
+                    each.unsharded_accumulated_grad = None
                 each._unsharded_param.grad = None
     idle = type(state._training_state).IDLE
     for unit in units:
@@ -216,12 +219,13 @@ def _state_of(module: Any) -> Any:
     return fully_shard.state(module)  # type: ignore[attr-defined]  # which no stub knows
 
 
-def _unit_of(module: Any) -> Any:
+def _units_of(module: Any) -> list[Any]:
     state = _state_of(module)
-    if not hasattr(state, "_fsdp_param_group") or not hasattr(state, "_state_ctx"):
-        raise Unsupported("Ranks: expected FSDP2 as PyTorch 2.11 has it, received that of PyTorch "
-                          f"{torch.__version__}")  # fmt: skip
-    return state._fsdp_param_group
+    if hasattr(state, "_state_ctx") and hasattr(state, "_fsdp_param_groups"):  # PyTorch 2.12 and later: one for each mesh
+        return list(state._fsdp_param_groups)
+    if hasattr(state, "_state_ctx") and hasattr(state, "_fsdp_param_group"):
+        return [] if state._fsdp_param_group is None else [state._fsdp_param_group]
+    raise Unsupported(f"Ranks: expected FSDP2 as PyTorch 2.9 to 2.15 have it, received that of PyTorch {torch.__version__}")
 
 
 def _gradient_of(each: Any) -> torch.Tensor | None:
