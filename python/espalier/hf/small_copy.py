@@ -237,7 +237,7 @@ def num_layers(values: Mapping[str, Any]) -> int:
     return next((values[name] for name in _LAYERS if isinstance(values.get(name), int)), 0)
 
 
-def small_model(cls: Any, config: Any, scale: Scale | None = None) -> Any:
+def small_model(cls: Any, config: Any, scale: Scale | None = None, seed: int = 0) -> Any:
     """A small copy, in float64 and in training mode, of a model of class `cls` with `config`, with a layer of every kind that
     the model has. Raises NotSmall where there is none."""
     with torch.device("meta"), _quiet():
@@ -245,7 +245,7 @@ def small_model(cls: Any, config: Any, scale: Scale | None = None) -> Any:
     count = num_layers(original_of(config).to_dict())
     for layers in _choices_of_layers(original_of(config).to_dict(), count):
         try:
-            torch.manual_seed(0)
+            torch.manual_seed(seed)
             with _quiet():
                 model = cls(small_config(config, layers, scale))
         except Exception as failure:
