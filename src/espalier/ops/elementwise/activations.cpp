@@ -3,6 +3,7 @@
 
 #include <ATen/ATen.h>
 #include <torch/csrc/autograd/custom_function.h>
+#include <torch/version.h>
 
 #include <numbers>
 
@@ -98,6 +99,12 @@ at::Tensor every_second(const at::Tensor& columns, int64_t first) {
   return columns.slice(1, first, std::nullopt, 2);
 }
 
+/// Where clamp_max(x, limit) has the gradient 0: above the limit, and since PyTorch 2.14 also at it.
+at::Tensor is_flat(const at::Tensor& x, double limit) {
+  constexpr bool kHasGradientAtLimit = TORCH_VERSION_MAJOR == 2 && TORCH_VERSION_MINOR < 14;
+  return kHasGradientAtLimit ? x.gt(limit) : x.ge(limit);
+}
+
 class ClampedSwiglu : public Function<ClampedSwiglu> {
  public:
   static at::Tensor forward(AutogradContext* ctx, const at::Tensor& gate_up, double alpha, double limit) {
@@ -117,9 +124,11 @@ class ClampedSwiglu : public Function<ClampedSwiglu> {
     const auto [rising, falling] = detail::sigmoids(gate * alpha);
     at::Tensor grad_gate_up = at::empty(gate_up.sizes(), gate_up.options());
     const at::Tensor slope = (gate * falling).mul_(alpha).add_(1).mul_(rising);  // of x sigmoid(alpha x)
-    every_second(grad_gate_up, 0).copy_(slope.mul_(up).mul_(grad).masked_fill_(all_gate.gt(limit), 0));
+    every_second(grad_gate_up, 0).copy_(slope.mul_(up).mul_(grad).masked_fill_(is_flat(all_gate, limit), 0));
     every_second(grad_gate_up, 1)
-        .copy_((gate * rising).mul_(grad).masked_fill_(all_up.gt(limit).logical_or_(all_up.lt(-limit)), 0));
+        .copy_((gate * rising)
+                   .mul_(grad)
+                   .masked_fill_(is_flat(all_up, limit).logical_or_(is_flat(all_up.neg(), limit)), 0));
     return {grad_gate_up, {}, {}};
   }
 };

@@ -24,7 +24,8 @@ at::Tensor geglu(const at::Tensor& gate, const at::Tensor& up);
 /// The clamped SwiGLU of gpt-oss (OpenAI, gpt-oss model card, 2025; GptOssExperts in Transformers),
 /// differentiable. gate_up [R, 2 I] interleaves gate and up: x = gate_up[:, 0::2], u = gate_up[:, 1::2].
 /// Returns (u' + 1) x' sigmoid(alpha x') [R, I] with x' = min(x, limit) and u' = min(max(u, -limit), limit);
-/// the gradient of clamped values is 0, but not at the limit itself. Backward saves only gate_up.
+/// the gradient of clamped values is 0, and at the limit itself what it is in PyTorch: 1 before 2.14, 0
+/// since. Backward saves only gate_up.
 at::Tensor clamped_swiglu(const at::Tensor& gate_up, double alpha, double limit);
 
 namespace detail {
