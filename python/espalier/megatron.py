@@ -16,12 +16,10 @@ import torch
 from numpy.typing import NDArray
 
 from .errors import InputError
-from .rows.loss_masks import flat_loss_mask
+from .packed_rows import Integers, Padding, RowTokens, check_plan, is_whole, on_device, row_weights
 from .trees import Layout, Plan
 
 __all__ = ["PackedTrees", "pack"]
-
-Integers = NDArray[np.int64]
 
 _HOME = "megatron.core.packed_seq_params"
 _COMMIT = "25cdfee8c95c"
@@ -124,7 +122,7 @@ class PackedTrees:
             'cpu'
         """
         fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-        return PackedTrees(**{name: _on_device(value, device) for name, value in fields.items()})
+        return PackedTrees(**{name: on_device(value, device) for name, value in fields.items()})
 
     def to_rows(self, values: torch.Tensor) -> torch.Tensor:
         """Values of terms, such as log-probabilities of the targets, where the rows have them.
@@ -182,83 +180,36 @@ def pack(plan: Plan, *, loss_mask: Any = None, pad_to_multiple_of: int | None = 
         >>> packed.targets.tolist(), packed.to_rows(packed.targets).tolist()
         ([4], [[0, 0, 4], [0, 0, 0]])
     """
-    _check_plan(plan)
+    check_plan(plan)
     _check_ranks(context_parallel, context_rank)
     least = 1 if context_parallel == 1 else 2 * context_parallel
     multiple = least if pad_to_multiple_of is None else pad_to_multiple_of
-    if not _is_whole(multiple) or multiple < 1 or multiple % least:
+    if not is_whole(multiple) or multiple < 1 or multiple % least:
         raise InputError(f"pad_to_multiple_of: expected a multiple of {least} with context_parallel={context_parallel}, received "
                          f"{multiple!r}")  # fmt: skip
     layouts = [batch.layout() for batch in plan]
-    weights = _weights(loss_mask, layouts)
+    weights = row_weights(loss_mask, layouts)
     return [_pack_layout(layout, weights, multiple, context_parallel, context_rank) for layout in layouts]
 
 
-def _check_plan(plan: object) -> None:
-    if not isinstance(plan, Plan):
-        raise InputError(f"plan: expected a Plan, as espalier.plan makes it, received {type(plan).__name__}")
-    for batch in plan:
-        if batch.parent >= 0:
-            raise InputError('plan: expected micro-batches of whole rows, as strategy="tree-packing" makes them, received '
-                             f"{plan.strategy}, whose micro-batch {batch.index} reads tokens of others")
-
-
-def _is_whole(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
-
-
 def _check_ranks(ranks: int, rank: int) -> None:
-    if not _is_whole(ranks) or ranks < 1:
+    if not is_whole(ranks) or ranks < 1:
         raise InputError(f"context_parallel: expected a whole number above 0, received {ranks!r}")
-    if not _is_whole(rank) or not 0 <= rank < ranks:
+    if not is_whole(rank) or not 0 <= rank < ranks:
         raise InputError(f"context_rank: expected a rank from 0 to {ranks - 1}, received {rank!r}")
 
 
-def _weights(loss_mask: Any, layouts: list[Layout]) -> list[NDArray[Any]]:
-    """The weights of the tokens of each row, first tokens without."""
-    paths = {row: length for layout in layouts for row, length in zip(layout.trajectories.tolist(), np.diff(layout.paths()[0]))}
-    offsets = np.cumsum([0, *(paths[row] for row in range(len(paths)))])
-    weights = np.ones(offsets[-1]) if loss_mask is None else flat_loss_mask(loss_mask, offsets).astype(np.float64)
-    weights[offsets[:-1]] = 0
-    return np.split(weights, offsets[1:-1])
-
-
-class _Padding(NamedTuple):
-    """T packed tokens: those of a layout, with padding at the end of each tree."""
-
-    ends: Integers  # [trees + 1] cumulative lengths with padding
-    places: Integers  # [tokens of the layout]: which packed token each is
-    pads: Integers  # [trees, 2]: the packed tokens [begin, end) that pad each tree
-
-    @classmethod
-    def of(cls, layout: Layout, multiple: int) -> "_Padding":
-        begins = np.append(np.flatnonzero(layout.prev == -1), layout.num_tokens)
-        lengths = np.diff(begins)
-        ends = np.append(0, np.cumsum(-(-lengths // multiple) * multiple))
-        places = np.arange(layout.num_tokens) + np.repeat(ends[:-1] - begins[:-1], lengths)
-        return cls(ends, places, np.stack([ends[:-1] + lengths, ends[1:]], axis=1))
-
-    def spread(self, values: NDArray[Any], fill: int) -> Integers:
-        """[T] int64 of one number for each token of the layout."""
-        spread = np.full(self.ends[-1], fill, np.int64)
-        spread[self.places] = values
-        return spread
-
-
 def _pack_layout(layout: Layout, weights: list[NDArray[Any]], multiple: int, ranks: int, rank: int) -> PackedTrees:
-    padding = _Padding.of(layout, multiple)
-    positions = padding.spread(layout.position_ids, 0)
-    subtree_end = padding.spread(padding.places[layout.subtree_end - 1] + 1, 0)
+    padding = Padding.of(np.append(np.flatnonzero(layout.prev == -1), layout.num_tokens), multiple)
+    positions, ids = (padding.spread(values, 0) for values in (layout.position_ids, layout.input_ids))
+    subtree_end = padding.subtree_end(layout)
     for begin, end in padding.pads:
         subtree_end[begin:end] = end
-    offsets, path = layout.paths()
-    row_tokens = padding.places[path]
-    first = np.full(padding.ends[-1], -1)
-    first[row_tokens[::-1]] = np.arange(len(path))[::-1]
+    rows = RowTokens.of(layout, padding)
     shards = _shards(padding.ends, ranks)
     in_shard = np.full(padding.ends[-1], -1)
     in_shard[shards[rank]] = np.arange(len(shards[rank]))
-    terms = _Terms.of(offsets, row_tokens, [weights[row] for row in layout.trajectories], in_shard)
+    terms = _Terms.of(rows.offsets, rows.tokens, [weights[row] for row in layout.trajectories], in_shard)
     segments = _segments(layout, padding)
     lengths = torch.tensor(padding.ends, dtype=torch.int32)
     longest = int(positions.max()) + 1
@@ -275,10 +226,9 @@ def _pack_layout(layout: Layout, weights: list[NDArray[Any]], multiple: int, ran
             "tree_cp_local_token_count": len(shards[rank]),
             **terms.arguments(),
         },
-        input_ids=torch.tensor(padding.spread(layout.input_ids, 0)[shards[rank]]), subtree_end=torch.tensor(subtree_end),
-        shard=torch.tensor(shards[rank]), rows=torch.tensor(layout.trajectories), row_offsets=torch.tensor(offsets),
-        row_tokens=torch.tensor(row_tokens), places=torch.tensor(first),
-        targets=torch.tensor(layout.input_ids[path[terms.places]], dtype=torch.int64),
+        input_ids=torch.tensor(ids[shards[rank]]), subtree_end=torch.tensor(subtree_end), shard=torch.tensor(shards[rank]),
+        rows=torch.tensor(rows.rows), row_offsets=torch.tensor(rows.offsets), row_tokens=torch.tensor(rows.tokens),
+        places=torch.tensor(rows.places), targets=torch.tensor(ids[rows.tokens[terms.places]]),
         weights=torch.tensor(terms.weights, dtype=torch.float32))  # fmt: skip
 
 
@@ -291,7 +241,7 @@ class _Segments(NamedTuple):
     depths: Integers  # the position of its first token
 
 
-def _segments(layout: Layout, padding: _Padding) -> _Segments:
+def _segments(layout: Layout, padding: Padding) -> _Segments:
     prev, tokens = layout.prev, np.arange(layout.num_tokens)
     children = np.bincount(prev[prev >= 0], minlength=layout.num_tokens)
     begins = np.flatnonzero((prev == -1) | (prev != tokens - 1) | (children[prev] > 1))
@@ -355,14 +305,3 @@ class _Terms(NamedTuple):
             "tree_edge_count": self.total,
             "tree_edge_padded_width": self.width,
         }
-
-
-def _on_device(value: Any, device: torch.device | str) -> Any:
-    """A tensor, or what has tensors in it, on a device."""
-    if isinstance(value, torch.Tensor):
-        return value.to(device)
-    if isinstance(value, QueryRun):
-        return value._replace(local_indices=value.local_indices.to(device))
-    if isinstance(value, dict):
-        return {name: _on_device(each, device) for name, each in value.items()}
-    return tuple(_on_device(each, device) for each in value) if isinstance(value, tuple) else value
