@@ -33,7 +33,7 @@ _MODULES = {
     "step": ("Step",),
     "trees": ("Distribution", "Forest", "Layout", "MicroBatch", "Plan", "RankShare", "build", "distribute", "plan"),
 }
-_PACKAGES = ("distributed", "hf", "io", "megatron", "ops", "trl")
+_PACKAGES = ("distributed", "hf", "io", "megatron", "ops", "titan", "trl")
 _HOMES = {name: module for module, names in _MODULES.items() for name in names}
 name_clash.warn(__file__)
 

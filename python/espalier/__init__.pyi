@@ -29,6 +29,7 @@ from . import megatron as megatron
 from . import ops as ops
 from .trees import plan as plan
 from .rows.files import read as read
+from . import titan as titan
 from .rows.files import trajectories as trajectories
 from . import trl as trl
 from .rows.files import write as write
