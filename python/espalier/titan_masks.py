@@ -81,22 +81,25 @@ def mask_kinds(model: Any) -> tuple[dict[str, int | None], Any]:
     """The masks that a model of torchtitan takes as {name: window}, "" for a single one, and the size of blocks in its config.
 
     Raises InputError for a model that trees do not fit."""
+    why = _misfit(model)
+    if why is not None:
+        raise InputError("model: expected a decoder of torchtitan with FlexAttention in all layers and masks of Decoder, "
+                         f"gpt_oss or muse_glimmer, received {type(model).__name__}{why}")  # fmt: skip
+    layers = model.config.layers
+    return _KINDS[type(model).get_attention_masks.__module__](layers), layers[0].attention.inner_attention.block_size
+
+
+def _misfit(model: Any) -> str | None:
+    """What of a model trees do not fit, as a message goes on after its name; None if they do."""
     attention, decoder = (importlib.import_module(f"torchtitan.models.common.{name}") for name in ("attention", "decoder"))
-
-    def refusal(what: str) -> InputError:
-        return InputError("model: expected a decoder of torchtitan with FlexAttention in all layers and masks of Decoder, "
-                          f"gpt_oss or muse_glimmer, received {type(model).__name__}{what}")  # fmt: skip
-
     if not isinstance(model, decoder.Decoder):
-        raise refusal("")
+        return ""
     if getattr(model, "mtp_layers", None) is not None:
-        raise refusal(" with multi-token prediction, whose next tokens differ by row")
-    kernels: list[Any] = [getattr(getattr(layer, "attention", None), "inner_attention", None) for layer in model.config.layers]
-    for kernel in kernels:
+        return " with multi-token prediction, whose next tokens differ by row"
+    for layer in model.config.layers:
+        kernel = getattr(getattr(layer, "attention", None), "inner_attention", None)
         if not isinstance(kernel, attention.FlexAttention.Config):
             name = "no attention" if kernel is None else type(kernel).__qualname__.split(".")[0]
-            raise refusal(f" with {name} in a layer")
+            return f" with {name} in a layer"
     home = type(model).get_attention_masks.__module__
-    if home not in _KINDS:
-        raise refusal(f" with masks of {home}")
-    return _KINDS[home](model.config.layers), kernels[0].block_size
+    return None if home in _KINDS else f" with masks of {home}"

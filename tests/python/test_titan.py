@@ -32,7 +32,7 @@ class Decoder(torch.nn.Module):
 
     def __init__(self, weights):
         super().__init__()
-        self.held = weights
+        self.weights = weights
 
     def forward(self, tokens, positions=None, attention_masks=None):
         def attention(query, key, value):
@@ -40,8 +40,8 @@ class Decoder(torch.nn.Module):
             output, _ = by_definition(*heads, block_mask=attention_masks, scale=1)
             return [output[0].transpose(0, 1)]
 
-        (hidden,) = hidden_states(self.held, [tokens[0]], [positions[0]], attention)
-        return (hidden @ self.held[-1])[None]
+        (hidden,) = hidden_states(self.weights, [tokens[0]], [positions[0]], attention)
+        return (hidden @ self.weights[-1])[None]
 
 
 def losses_by_rows(weights, batches, advantages, **mask):
@@ -73,9 +73,9 @@ def expected_loss(weights, rows, mask):
     return -sum(float(torch.tensor(mask[row][1:], dtype=torch.float64) @ each) for row, each in logprobs.items()), gradients
 
 
-def relative(found, expected):
-    errors = [float((left - right).abs().max() / right.abs().max()) for left, right in zip(found[1], expected[1])]
-    return max(abs(float(found[0]) - expected[0]) / abs(expected[0]), *errors)
+def relative(result, expected):
+    errors = [float((left - right).abs().max() / right.abs().max()) for left, right in zip(result[1], expected[1])]
+    return max(abs(float(result[0]) - expected[0]) / abs(expected[0]), *errors)
 
 
 @pytest.mark.parametrize("strategy", ["tree-packing", "append-only", "sequence-packing"])
@@ -87,8 +87,8 @@ def test_loss_and_gradients_are_those_of_the_rows(seed, multiple, idle, block_si
     plan = plan_of(rows, strategy=strategy, most_leaves_first=seed == 1)
     batches = espalier.titan.pack(plan, loss_mask=mask, pad_to_multiple_of=multiple, micro_batches=len(plan) + idle)
     assert len(plan) > 1 and len(batches) == len(plan) + idle
-    found = whole_loss(weights, batches, block_size=block_size)
-    assert relative(found, expected_loss(weights, rows, mask)) <= EXACT
+    result = whole_loss(weights, batches, block_size=block_size)
+    assert relative(result, expected_loss(weights, rows, mask)) <= EXACT
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -98,8 +98,8 @@ def test_values_by_row(seed, monkeypatch):
     rows, _, advantages, weights = case_of(seed)
     every = [[1.0] * len(row) for row in rows]
     states, logprobs, gradients = each_row_alone(weights, rows, every, advantages)
-    found = losses_by_rows(weights, espalier.titan.pack(plan_of(rows)), advantages)
-    assert worst_error((states, *found), (states, logprobs, gradients)) <= EXACT
+    result = losses_by_rows(weights, espalier.titan.pack(plan_of(rows)), advantages)
+    assert worst_error((states, *result), (states, logprobs, gradients)) <= EXACT
 
 
 def broken(batch, name):
@@ -246,8 +246,8 @@ def test_masks_of_torchtitan_itself_are_wrong(kind):
     with on_cpu():
         model = make(config_of(kind))
         batches = espalier.titan.pack(plan_of(rows, budget=60), loss_mask=mask)
-        found = on_trees(model, batches, masks=lambda batch: model.get_attention_masks(batch.positions))
-        assert error_of(found, on_rows(model, rows, mask)) > 1e-3
+        result = on_trees(model, batches, masks=lambda batch: model.get_attention_masks(batch.positions))
+        assert error_of(result, on_rows(model, rows, mask)) > 1e-3
         windows = model.get_attention_masks(torch.arange(8)[None])
         masks = batches[0].attention_masks(model)
         assert masks.keys() == windows.keys() if kind == "gpt_oss" else isinstance(masks, BlockMask)
@@ -262,9 +262,9 @@ def test_the_compiled_kernel_of_torchtitan():
     mask = batch.block_mask(block_size=16)
     assert mask.full_kv_num_blocks.sum() > 0 and mask.sparsity() > 0
     with torch.no_grad():
-        found = attention.FlexAttention(attention.FlexAttention.Config(block_size=16))(query, key, value, attention_masks=mask)
+        result = attention.FlexAttention(attention.FlexAttention.Config(block_size=16))(query, key, value, attention_masks=mask)
     expected, _ = by_definition(*(part.transpose(1, 2) for part in (query, key, value)), block_mask=mask)
-    torch.testing.assert_close(found, expected.transpose(1, 2))
+    torch.testing.assert_close(result, expected.transpose(1, 2))
 
 
 @titan
@@ -284,8 +284,8 @@ def test_chunked_loss():
             loss, _ = chunked(batch.predictions(hidden), batch.labels, None, weights=batch.weights)
             loss.backward()
             whole += float(loss)
-    found = whole, {name: parameter.grad for name, parameter in model.named_parameters()}
-    assert error_of(found, expected) <= FLOAT32_INSIDE  # it accumulates in float32
+    result = whole, {name: parameter.grad for name, parameter in model.named_parameters()}
+    assert error_of(result, expected) <= FLOAT32_INSIDE  # it accumulates in float32
 
 
 def with_other_masks():
@@ -317,11 +317,11 @@ def test_without_torchtitan():
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory):
+def result(tmp_path_factory):
     return outcomes("titan_rank_checks", tmp_path_factory.mktemp("ranks"), [2])
 
 
 @titan
 @pytest.mark.parametrize("name", [check.__name__ for check in CHECKS[2]])
-def test_on_ranks(found, name):
-    check_passed(found, name, 2)
+def test_on_ranks(result, name):
+    check_passed(result, name, 2)

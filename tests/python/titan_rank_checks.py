@@ -22,10 +22,10 @@ DENSE = ("llama3", "qwen3", "muse_glimmer")
 
 def gradients_of(model):
     """{name: gradient} of all that have one; those of shards are gathered, and they are removed."""
-    found = {name: getattr(each.grad, "full_tensor", lambda each=each: each.grad)() for name, each in model.named_parameters()
+    result = {name: getattr(each.grad, "full_tensor", lambda each=each: each.grad)() for name, each in model.named_parameters()
              if each.grad is not None}  # fmt: skip
     model.zero_grad()
-    return found
+    return result
 
 
 def on_trees(model, batches, masks=None):
@@ -52,30 +52,41 @@ def on_rows(model, rows, mask):
     return whole, gradients_of(model)
 
 
-def error_of(found, expected):
+def error_of(result, expected):
     """The largest difference of losses and gradients, relative to the largest number of each."""
-    assert found[1].keys() == expected[1].keys(), found[1].keys() ^ expected[1].keys()
+    assert result[1].keys() == expected[1].keys(), result[1].keys() ^ expected[1].keys()
     zero = [name for name, each in expected[1].items() if not each.any()]
     assert not zero, zero
-    errors = [float((found[1][name] - each).abs().max() / each.abs().max()) for name, each in expected[1].items()]
-    return max(abs(found[0] - expected[0]) / abs(expected[0]), *errors)
+    errors = [float((result[1][name] - each).abs().max() / each.abs().max()) for name, each in expected[1].items()]
+    return max(abs(result[0] - expected[0]) / abs(expected[0]), *errors)
 
 
 PARALLELIZE = {"llama3": "parallelize_llama", "gpt_oss": "parallelize_gptoss"}
 
 
+@functools.cache
+def dims_of(backend, **degrees):
+    """One for all models of a process: with spmd_types, FSDP2 refuses a model over a second one."""
+    from torchtitan.config import ParallelismConfig
+    from torchtitan.distributed import ParallelDims, parallel_dims
+
+    with mock.patch.object(parallel_dims, "device_type", "cpu"):
+        dims = ParallelDims.from_config(ParallelismConfig(spmd_backend=backend, **degrees), dist.get_world_size())
+        dims.build_mesh()
+    return dims
+
+
 def parallel(kind, backend, **degrees):
     """(the model of make(kind), divided over the ranks as torchtitan's Trainer does it, torchtitan's context of a step)."""
     from torchtitan.config import TORCH_DTYPE_MAP, CompileConfig, ParallelismConfig, TrainingConfig
-    from torchtitan.distributed import ParallelDims, parallel_dims, utils
+    from torchtitan.distributed import utils
     from torchtitan.tools.utils import set_default_dtype
 
     home = importlib.import_module(f"torchtitan.models.{kind.removesuffix('_moe')}")
     parallelism = ParallelismConfig(spmd_backend=backend, **degrees)
     utils.set_spmd_backend(backend)
-    with mock.patch.dict(TORCH_DTYPE_MAP, float32=torch.float64), mock.patch.object(parallel_dims, "device_type", "cpu"):
-        dims = ParallelDims.from_config(parallelism, dist.get_world_size())
-        dims.build_mesh()
+    dims = dims_of(backend, **degrees)
+    with mock.patch.dict(TORCH_DTYPE_MAP, float32=torch.float64):
         config = config_of(kind)
         config.update_from_config(config=SimpleNamespace(parallelism=parallelism))
         with torch.device("meta"), set_default_dtype(torch.float64):
@@ -109,22 +120,22 @@ def share_of(rank, **options):
     shares = espalier.distribute(espalier.build(rows), rank.size)
     plans = [espalier.plan(espalier.build([rows[row] for row in share.trajectories]), token_budget=40, strategy="tree-packing")
              for share in shares]  # fmt: skip
-    own = [mask[row] for row in shares[rank.rank].trajectories]
-    return espalier.titan.pack(plans[rank.rank], loss_mask=own, micro_batches=max(map(len, plans)) + 1, **options)
+    part = [mask[row] for row in shares[rank.rank].trajectories]
+    return espalier.titan.pack(plans[rank.rank], loss_mask=part, micro_batches=max(map(len, plans)) + 1, **options)
 
 
-def summed(found):
+def summed(result):
     """The loss of all ranks; FSDP2 has summed gradients."""
-    loss = torch.tensor(found[0], dtype=torch.float64)
+    loss = torch.tensor(result[0], dtype=torch.float64)
     dist.all_reduce(loss)
-    return float(loss), found[1]
+    return float(loss), result[1]
 
 
 def check_fsdp(rank, kind, backend):
     model, context = parallel(kind, backend, data_parallel_shard_degree=rank.size)
     with on_cpu(backend), context():
-        found = summed(on_trees(model, share_of(rank)))
-    error = error_of(found, expected(kind))
+        result = summed(on_trees(model, share_of(rank)))
+    error = error_of(result, expected(kind))
     assert error <= (EXACT if kind in DENSE else FLOAT32_INSIDE), error
 
 
@@ -137,11 +148,11 @@ def qwen3(rank):
 
 
 def qwen3_moe(rank):
-    check_fsdp(rank, "qwen3_moe", "partial_dtensor")
+    check_fsdp(rank, "qwen3_moe", "spmd_types")
 
 
 def gpt_oss(rank):
-    check_fsdp(rank, "gpt_oss", "partial_dtensor")
+    check_fsdp(rank, "gpt_oss", "spmd_types")
 
 
 def a_wrong_mask_is_found(rank):
@@ -150,8 +161,8 @@ def a_wrong_mask_is_found(rank):
     batches = share_of(rank)
     wrong = [dataclasses.replace(batch, subtree_end=torch.full_like(batch.subtree_end, len(batch.subtree_end))) for batch in batches]
     with on_cpu(), context():
-        found = [summed(on_trees(model, each)) for each in (batches, wrong)]
-    errors = [error_of(each, expected("llama3")) for each in found]
+        result = [summed(on_trees(model, each)) for each in (batches, wrong)]
+    errors = [error_of(each, expected("llama3")) for each in result]
     assert errors[0] <= EXACT and errors[1] > 1e-3, errors
 
 
@@ -161,8 +172,8 @@ def check_tensor_parallel(rank, kind, backend):
     batches = espalier.titan.pack(espalier.plan(espalier.build(rows), token_budget=60, strategy="tree-packing"), loss_mask=mask,
                                   pad_to_multiple_of=rank.size)  # fmt: skip
     with on_cpu(backend), context():
-        found = on_trees(model, batches)
-    error = error_of(found, expected(kind))
+        result = on_trees(model, batches)
+    error = error_of(result, expected(kind))
     assert error <= FLOAT32_INSIDE, error
 
 
