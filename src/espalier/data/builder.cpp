@@ -67,10 +67,8 @@ void TrajectoryRow::clear() {
   ref_topk_ids.clear();
   ref_topk_logprobs.clear();
   chosen.reset();
-  trajectory_id.clear();
-  group_id.clear();
-  pair_id.clear();
   routed_experts.clear();
+  for (const auto text : kTextsOfRow) (this->*text).clear();
   for (const auto real : kRealsOfRow) (this->*real).reset();
 }
 
@@ -141,9 +139,10 @@ TrajectoryRow copy_row(const Trajectories& t, int64_t r) {
         copy_span(t.ref_topk_ids.span().subspan(begin * t.ref_topk, (end - begin) * t.ref_topk));
     row.ref_topk_logprobs = copy_reals(t.ref_topk_logprobs, begin * t.ref_topk, end * t.ref_topk);
   }
-  if (!t.trajectory_id.empty()) row.trajectory_id = t.trajectory_id[r];
-  if (!t.group_id.empty()) row.group_id = t.group_id[r];
-  if (!t.pair_id.empty()) row.pair_id = t.pair_id[r];
+  for (size_t i = 0; i < kRowTexts.size(); ++i) {
+    const std::vector<std::string>& texts = t.*kRowTexts[i].column;
+    if (!texts.empty()) row.*kTextsOfRow[i] = texts[r];
+  }
   const int64_t width = t.routes_per_token;
   // The routes of a row without routes are all -1.
   if (width > 0 && end > begin && t.routed_experts[begin * width] >= 0)
@@ -217,11 +216,11 @@ void TrajectoriesBuilder::Columns::append(const Trajectories& part) {
 
 void TrajectoriesBuilder::Columns::append_texts(const Trajectories& part) {
   const size_t end = offsets.size() - 1, begin = end - static_cast<size_t>(part.num_rows());
-  for (const auto member : {&Trajectories::trajectory_id, &Trajectories::group_id, &Trajectories::pair_id}) {
-    std::vector<std::string>& texts = result.*member;
-    if (texts.empty() && (part.*member).empty()) continue;
+  for (const auto& [name, column] : kRowTexts) {
+    std::vector<std::string>& texts = result.*column;
+    if (texts.empty() && (part.*column).empty()) continue;
     texts.resize(begin);
-    texts.insert(texts.end(), (part.*member).begin(), (part.*member).end());
+    texts.insert(texts.end(), (part.*column).begin(), (part.*column).end());
     texts.resize(end);
   }
 }
@@ -280,10 +279,9 @@ void TrajectoriesBuilder::append_checked(const TrajectoryRow& row) {
   part.ref_topk_logprobs = view(row.ref_topk_logprobs);
   part.routes_per_token = size_of(row.routed_experts) / ends[1];
   part.routed_experts = view(row.routed_experts);
-  for (const auto& [column, text] : {std::pair(&part.trajectory_id, &row.trajectory_id),
-                                     {&part.group_id, &row.group_id},
-                                     {&part.pair_id, &row.pair_id}}) {
-    if (!text->empty()) column->push_back(*text);
+  for (size_t i = 0; i < kRowTexts.size(); ++i) {
+    const std::string& text = row.*kTextsOfRow[i];
+    if (!text.empty()) (part.*kRowTexts[i].column).push_back(text);
   }
   columns_->append(part);
   columns_->append_texts(part);

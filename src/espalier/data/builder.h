@@ -64,6 +64,10 @@ struct TrajectoryRow {
 inline constexpr std::array<std::optional<double> TrajectoryRow::*, kRowReals.size()> kRealsOfRow{
     &TrajectoryRow::reward, &TrajectoryRow::temperature, &TrajectoryRow::top_k, &TrajectoryRow::top_p};
 
+/// In the order of kRowTexts.
+inline constexpr std::array<std::string TrajectoryRow::*, kRowTexts.size()> kTextsOfRow{
+    &TrajectoryRow::trajectory_id, &TrajectoryRow::group_id, &TrajectoryRow::pair_id};
+
 /// Visits the fields that a row has, in the order of files: visitor.add(name, value) for a text, bool, double
 /// or vector; add_logprobs(name, values); and add_table(name, values, has) for equally many values of each
 /// token, where has(i) tells whether the token whose values begin at i has any. `Row`: TrajectoryRow, which
@@ -73,9 +77,7 @@ void visit_fields(Row& row, Visitor& visitor) {
   const auto add = [&](const char* name, auto& values) {
     if (!values.empty()) visitor.add(name, values);
   };
-  add("trajectory_id", row.trajectory_id);
-  add("group_id", row.group_id);
-  add("pair_id", row.pair_id);
+  for (size_t i = 0; i < kRowTexts.size(); ++i) add(kRowTexts[i].name, row.*kTextsOfRow[i]);
   if (row.chosen) visitor.add("chosen", *row.chosen);
   for (size_t i = 0; i < kRowReals.size(); ++i) {
     if (const auto& value = row.*kRealsOfRow[i]) visitor.add(kRowReals[i].name, *value);

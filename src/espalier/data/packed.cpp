@@ -283,9 +283,7 @@ Trajectories ColumnReader::read() {
     check_shape(*chosen, {rows_});
     result.chosen = {column<uint8_t>(*chosen), present("chosen")};
   }
-  result.trajectory_id = texts("trajectory_id");
-  result.group_id = texts("group_id");
-  result.pair_id = texts("pair_id");
+  for (const auto& [name, column] : kRowTexts) result.*column = texts(name);
   read_routes(result);
   result.release = [file = file_.mapping()] { file->release(); };
   return result;
@@ -426,9 +424,7 @@ int64_t check_packed_row(const Trajectories& t, const SecondNames& second, int64
     if (chosen > 1) throw_field("chosen", "0 or 1", std::to_string(chosen));
     if (!t.chosen.has(r) && chosen != 0) throw_field("chosen", "0 where the row lacks the field", "1");
   }
-  check_text("trajectory_id", t.trajectory_id, r);
-  check_text("group_id", t.group_id, r);
-  check_text("pair_id", t.pair_id, r);
+  for (const auto& [name, column] : kRowTexts) check_text(name, t.*column, r);
   check_row_routes(t, tokens);
   check_row_turn_rewards(t, r);
   check_row_ref_topk(t, tokens, vocab_size);
@@ -488,9 +484,7 @@ void check_columns(const Trajectories& columns) {
                    expected, size);
   };
   check_size("loss_weights", columns.loss_weights.size(), tokens, false);
-  check_size("logprobs", columns.logprobs.values.size(), tokens);
-  check_size("ref_logprobs", columns.ref_logprobs.values.size(), tokens);
-  check_size("advantages", columns.advantages.values.size(), tokens);
+  for (const auto& [name, column] : kTokenReals) check_size(name, (columns.*column).values.size(), tokens);
   for (const RowReal& real : kRowReals) check_size(real.name, (columns.*real.column).values.size(), rows);
   check_size("chosen", columns.chosen.values.size(), rows);
   check_size("turn_rewards.offsets", columns.turn_reward_offsets.size(),
@@ -498,9 +492,7 @@ void check_columns(const Trajectories& columns) {
   check_size("target_ids", columns.target_ids.size(), tokens);
   check_size("ref_topk_ids", columns.ref_topk_ids.size(), tokens * columns.ref_topk);
   check_size("ref_topk_logprobs", columns.ref_topk_logprobs.size(), columns.ref_topk_ids.size());
-  check_size("trajectory_id", std::ssize(columns.trajectory_id), rows);
-  check_size("group_id", std::ssize(columns.group_id), rows);
-  check_size("pair_id", std::ssize(columns.pair_id), rows);
+  for (const auto& [name, column] : kRowTexts) check_size(name, std::ssize(columns.*column), rows);
   check_size("routed_experts", columns.routed_experts.size(), tokens * columns.routes_per_token);
   check_size("turn_rewards", columns.turn_rewards.size(),
              columns.turn_reward_offsets.empty() ? 0 : columns.turn_reward_offsets[rows]);

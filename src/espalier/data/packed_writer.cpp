@@ -111,17 +111,13 @@ void write_packed(const std::filesystem::path& path, const Trajectories& traject
   } else {
     tensors.add_reals("loss_weights", t.loss_weights);
   }
-  tensors.add_optional_reals("logprobs", t.logprobs);
-  tensors.add_optional_reals("ref_logprobs", t.ref_logprobs);
-  tensors.add_optional_reals("advantages", t.advantages);
+  for (const auto& [name, column] : kTokenReals) tensors.add_optional_reals(name, t.*column);
   for (const RowReal& real : kRowReals) tensors.add_optional_reals(real.name, t.*real.column);
   if (t.chosen.any()) {
     tensors.add("chosen", t.chosen.values.span());
     tensors.add_present("chosen", t.chosen.present);
   }
-  tensors.add_texts("trajectory_id", t.trajectory_id);
-  tensors.add_texts("group_id", t.group_id);
-  tensors.add_texts("pair_id", t.pair_id);
+  for (const auto& [name, column] : kRowTexts) tensors.add_texts(name, t.*column);
   for (const PackedTexts& texts : options.texts) {
     if (texts.bytes.empty()) continue;
     tensors.add(texts.name, texts.bytes.span());

@@ -7,7 +7,6 @@
 #include <array>
 #include <memory>
 #include <string>
-#include <string_view>
 #include <variant>
 #include <vector>
 
@@ -138,14 +137,10 @@ Trajectories slice_rows(const Trajectories& t, int64_t begin, int64_t end) {
   result.offsets = slice_offsets(t.offsets, begin, end);
   result.input_ids = slice(t.input_ids, first, last);
   result.loss_weights = slice(t.loss_weights, first, last);
-  result.logprobs = slice(t.logprobs, first, last, begin, end);
-  result.ref_logprobs = slice(t.ref_logprobs, first, last, begin, end);
-  result.advantages = slice(t.advantages, first, last, begin, end);
+  for (const auto& [name, column] : kTokenReals) result.*column = slice(t.*column, first, last, begin, end);
   for (const RowReal& real : kRowReals) result.*real.column = slice(t.*real.column, begin, end, begin, end);
   result.chosen = slice(t.chosen, begin, end, begin, end);
-  result.trajectory_id = slice(t.trajectory_id, begin, end);
-  result.group_id = slice(t.group_id, begin, end);
-  result.pair_id = slice(t.pair_id, begin, end);
+  for (const auto& [name, column] : kRowTexts) result.*column = slice(t.*column, begin, end);
   if (!t.turn_reward_offsets.empty()) {
     result.turn_rewards = slice(t.turn_rewards, t.turn_reward_offsets[begin], t.turn_reward_offsets[end]);
     result.turn_reward_offsets = slice_offsets(t.turn_reward_offsets, begin, end);
@@ -178,9 +173,7 @@ std::map<std::string, std::string> content_hashes(const Trajectories& t) {
   const auto number = [](int64_t value) { return Column<int64_t>(std::vector<int64_t>{value}); };
   add("input_ids", t.offsets, t.input_ids);
   add("loss_weights", t.loss_weights);
-  add_optional("logprobs", t.logprobs);
-  add_optional("ref_logprobs", t.ref_logprobs);
-  add_optional("advantages", t.advantages);
+  for (const auto& [name, column] : kTokenReals) add_optional(name, t.*column);
   for (const RowReal& real : kRowReals) add_optional(real.name, t.*real.column);
   add_optional("chosen", t.chosen);
   add_strings("group_id", t.group_id, &hashes);

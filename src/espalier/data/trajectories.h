@@ -158,6 +158,24 @@ inline constexpr std::array<RowReal, 4> kRowReals{{
      [](double value) { return value > 0 && value <= 1; }},
 }};
 
+/// The columns of one text for each row.
+struct RowText {
+  const char* name;
+  std::vector<std::string> Trajectories::* column;
+};
+inline constexpr std::array<RowText, 3> kRowTexts{{{"trajectory_id", &Trajectories::trajectory_id},
+                                                   {"group_id", &Trajectories::group_id},
+                                                   {"pair_id", &Trajectories::pair_id}}};
+
+/// The columns of one real number for each token, but for loss_weights.
+struct TokenReal {
+  const char* name;
+  Optional<RealColumn> Trajectories::* column;
+};
+inline constexpr std::array<TokenReal, 3> kTokenReals{{{"logprobs", &Trajectories::logprobs},
+                                                       {"ref_logprobs", &Trajectories::ref_logprobs},
+                                                       {"advantages", &Trajectories::advantages}}};
+
 /// First positions of the turns of row r: maximal ranges of tokens with loss. The first token of the row does
 /// not count, because nothing predicts it.
 std::vector<int64_t> turn_starts(const Trajectories& trajectories, int64_t r);
