@@ -38,16 +38,62 @@ struct SecondNames {
   std::vector<Reals> logprobs, ref_logprobs;
 };
 
+/// Whether a tensor belongs to a column of the format: offsets, X, X.present, X.offsets.
+bool is_part_of_format(std::string_view name) {
+  if (name == "offsets") return true;
+  for (const std::string_view suffix : {".present", ".offsets"}) {
+    if (name.ends_with(suffix)) name.remove_suffix(suffix.size());
+  }
+  return find_field_name(name).has_value();
+}
+
 /// Converts a file's tensors to columns. A fault throws InputError "FILE: field `F`: ...".
 class ColumnReader {
  public:
   explicit ColumnReader(const std::filesystem::path& path) : file_(path) {}
 
-  Trajectories read();
+  Trajectories read() {
+    Trajectories result;
+    const TensorView& ids = required("input_ids");
+    if (ids.shape.size() != 1) fail(ids.name, "one dimension", std::to_string(ids.shape.size()));
+    result.offsets = offsets(required("offsets"));
+    result.input_ids = column<int32_t>(ids);
+    rows_ = result.num_rows();
+    tokens_ = result.num_tokens();
+    if (result.offsets[rows_] != tokens_)
+      fail("offsets", fmt::format("{} (the length of input_ids) at the end", tokens_),
+           std::to_string(result.offsets[rows_]));
+    result.loss_weights = weights();
+    result.logprobs = first_reals(Field::kLogprobs, &second_.logprobs_name, &second_.logprobs);
+    result.ref_logprobs = first_reals(Field::kRefLogprobs, &second_.ref_logprobs_name, &second_.ref_logprobs);
+    result.advantages = optional_reals("advantages", tokens_);
+    for (const RowReal& real : kRowReals) result.*real.column = optional_reals(real.name, rows_);
+    read_turn_rewards(result);
+    read_ref_topk(result);
+    if (const TensorView* chosen = file_.find("chosen")) {
+      check_shape(*chosen, {rows_});
+      result.chosen = {column<uint8_t>(*chosen), present("chosen")};
+    }
+    for (const auto& [name, column] : kRowTexts) result.*column = texts(name);
+    read_routes(result);
+    result.release = [file = file_.mapping()] { file->release(); };
+    return result;
+  }
+
   const SecondNames& second_names() const { return second_; }
   void check_whole() const { file_.mapping()->check_whole(); }
+
   /// Adds the names of all tensors to the tally of a file with `rows` good rows.
-  void tally(int64_t rows, FieldTally* tally) const;
+  void tally(int64_t rows, FieldTally* tally) const {
+    for (const TensorView& tensor : file_.tensors()) {
+      if (const std::optional<size_t> name = find_field_name(tensor.name)) {
+        tally->rows[*name] += rows;
+      } else if (!is_part_of_format(tensor.name)) {
+        const bool per_token = !tensor.shape.empty() && tensor.shape[0] == tokens_ && tokens_ != rows_;
+        tally->ignore(tensor.name, rows, per_token ? rows : 0);
+      }
+    }
+  }
 
  private:
   [[noreturn]] void fail(const std::string& name, std::string_view expected,
@@ -69,245 +115,182 @@ class ColumnReader {
   }
 
   template <typename T>
-  Column<T> column(const TensorView& tensor) const;
-  Column<int64_t> offsets(const TensorView& tensor) const;
-  RealColumn reals(const TensorView& tensor) const;
-  Column<int64_t> integers(const TensorView& tensor) const;
-  Column<uint8_t> mask(const TensorView& tensor);
-  RealColumn weights();
-  Column<uint8_t> present(const std::string& name) const;
-  Optional<RealColumn> optional_reals(const std::string& name, int64_t size) const;
+  Column<T> column(const TensorView& tensor) const {
+    if (!has_dtype(tensor, dtype_of<T>()))
+      fail(tensor.name, fmt::format("dtype {}", dtype_of<T>()), tensor.dtype);
+    const size_t size = tensor.bytes.size() / sizeof(T);
+    if (reinterpret_cast<uintptr_t>(tensor.bytes.data()) % alignof(T) != 0) {
+      std::vector<T> copy(size);
+      std::memcpy(copy.data(), tensor.bytes.data(), tensor.bytes.size());
+      return Column<T>(std::move(copy));
+    }
+    return Column<T>(std::span(reinterpret_cast<const T*>(tensor.bytes.data()), size), file_.mapping());
+  }
+
+  Column<int64_t> offsets(const TensorView& tensor) const {
+    if (tensor.shape.size() != 1 || tensor.shape[0] < 1)
+      fail(tensor.name, "shape [rows + 1]", fmt::format("[{}]", fmt::join(tensor.shape, ", ")));
+    // Copied, so that the offsets stay valid if the file is truncated while it is read.
+    const Column<int64_t> mapped = column<int64_t>(tensor);
+    Column<int64_t> values = std::vector<int64_t>(mapped.span().begin(), mapped.span().end());
+    if (values[0] != 0) fail(tensor.name, "0 at index 0", std::to_string(values[0]));
+    for (int64_t i = 1; i < values.size(); ++i) {
+      if (values[i] < values[i - 1])
+        fail(tensor.name, "ascending values",
+             fmt::format("{} after {} at index {}", values[i], values[i - 1], i));
+    }
+    return values;
+  }
+
+  RealColumn reals(const TensorView& tensor) const {
+    if (tensor.dtype == "F32") return column<float>(tensor);
+    if (tensor.dtype == "F64") return column<double>(tensor);
+    fail(tensor.name, "dtype F32 or F64", tensor.dtype);
+  }
+
+  Column<int64_t> integers(const TensorView& tensor) const {
+    if (tensor.dtype == "I64") return column<int64_t>(tensor);
+    if (tensor.dtype != "I32") fail(tensor.name, "dtype I64 or I32", tensor.dtype);
+    const Column<int32_t> values = column<int32_t>(tensor);
+    return std::vector<int64_t>(values.span().begin(), values.span().end());
+  }
+
+  /// A mask under any of its names. Other programs often store masks as 32 or 64 bits.
+  Column<uint8_t> mask(const TensorView& tensor) {
+    check_shape(tensor, {tokens_});
+    if (tensor.name == name_of(Field::kLossMask) || has_dtype(tensor, "U8")) return column<uint8_t>(tensor);
+    const Column<int64_t> values = integers(tensor);
+    const bool are_labels = tensor.name == kLabels;
+    std::vector<uint8_t> bytes(static_cast<size_t>(tokens_));
+    for (int64_t i = 0; i < tokens_; ++i) {
+      // Values other than 0 and 1 become 2, which the check of the row reports.
+      bytes[i] = are_labels ? values[i] != kNoLabel : values[i] == 0 || values[i] == 1 ? values[i] : 2;
+    }
+    if (are_labels) second_.labels = values;
+    return Column<uint8_t>(std::move(bytes));
+  }
+
+  RealColumn weights() {
+    const TensorView* weights = file_.find(std::string(name_of(Field::kLossWeights)));
+    if (weights != nullptr && file_.find(std::string(name_of(Field::kLossMask))) != nullptr)
+      fail("loss_mask", "either loss_mask or loss_weights", "both");
+    for (const FieldName& entry : kFieldNames) {
+      const TensorView* tensor =
+          entry.field == Field::kLossMask ? file_.find(std::string(entry.name)) : nullptr;
+      if (tensor != nullptr) second_.masks.push_back({entry.name, mask(*tensor)});
+    }
+    if (weights != nullptr) {
+      second_.mask_name = name_of(Field::kLossWeights);
+      check_shape(*weights, {tokens_});
+      return reals(*weights);
+    }
+    if (second_.masks.empty()) return Column<uint8_t>(std::vector<uint8_t>(static_cast<size_t>(tokens_), 1));
+    second_.mask_name = second_.masks.front().name;
+    const Column<uint8_t> first = second_.masks.front().values;
+    second_.masks.erase(second_.masks.begin());
+    return first;
+  }
+
+  Column<uint8_t> present(const std::string& name) const {
+    const TensorView* tensor = file_.find(name + ".present");
+    if (tensor == nullptr) return {};
+    check_shape(*tensor, {rows_});
+    Column<uint8_t> values = column<uint8_t>(*tensor);
+    for (int64_t r = 0; r < rows_; ++r) {
+      if (values[r] > 1) fail(tensor->name, "0 or 1", fmt::format("{} at index {}", values[r], r));
+    }
+    return values;
+  }
+
+  Optional<RealColumn> optional_reals(const std::string& name, int64_t size) const {
+    const TensorView* tensor = file_.find(name);
+    if (tensor == nullptr) return {};
+    check_shape(*tensor, {size});
+    return {reals(*tensor), present(name)};
+  }
+
+  /// The column of a field under the first of its names in the file; columns of its other names go to
+  /// `others`.
   Optional<RealColumn> first_reals(Field field, std::string_view* first_name,
-                                   std::vector<SecondNames::Reals>* others) const;
-  std::vector<std::string> texts(const std::string& name) const;
-  void read_routes(Trajectories& result) const;
-  void read_turn_rewards(Trajectories& result) const;
-  void read_ref_topk(Trajectories& result) const;
+                                   std::vector<SecondNames::Reals>* others) const {
+    Optional<RealColumn> first;
+    for (const FieldName& entry : kFieldNames) {
+      if (entry.field != field || file_.find(std::string(entry.name)) == nullptr) continue;
+      Optional<RealColumn> column = optional_reals(std::string(entry.name), tokens_);
+      if (first_name->empty()) {
+        *first_name = entry.name;
+        first = std::move(column);
+      } else {
+        others->push_back({entry.name, *first_name, std::move(column)});
+      }
+    }
+    return first;
+  }
+
+  std::vector<std::string> texts(const std::string& name) const {
+    const TensorView* tensor = file_.find(name);
+    if (tensor == nullptr) return {};
+    if (tensor->shape.size() != 1) fail(name, "one dimension", std::to_string(tensor->shape.size()));
+    const Column<uint8_t> bytes = column<uint8_t>(*tensor);
+    const TensorView& ends = required(name + ".offsets");
+    check_shape(ends, {rows_ + 1});
+    const Column<int64_t> begin = offsets(ends);
+    if (begin[rows_] != bytes.size())
+      fail(ends.name, fmt::format("{} (the bytes of {}) at the end", bytes.size(), name),
+           std::to_string(begin[rows_]));
+    std::vector<std::string> result;
+    result.reserve(static_cast<size_t>(rows_));
+    for (int64_t r = 0; r < rows_; ++r) {
+      const std::span<const uint8_t> text = bytes.span().subspan(begin[r], begin[r + 1] - begin[r]);
+      result.emplace_back(text.begin(), text.end());
+    }
+    return result;
+  }
+
+  void read_routes(Trajectories& result) const {
+    const TensorView* tensor = file_.find("routed_experts");
+    if (tensor == nullptr) return;
+    if (tensor->shape.size() != 2 || tensor->shape[0] != tokens_ || tensor->shape[1] < 1)
+      fail(tensor->name, fmt::format("shape [{}, routes per token]", tokens_),
+           fmt::format("[{}]", fmt::join(tensor->shape, ", ")));
+    result.routed_experts = column<int32_t>(*tensor);
+    result.routes_per_token = tensor->shape[1];
+  }
+
+  void read_turn_rewards(Trajectories& result) const {
+    const TensorView* tensor = file_.find("turn_rewards");
+    if (tensor == nullptr) return;
+    if (tensor->shape.size() != 1) fail(tensor->name, "one dimension", std::to_string(tensor->shape.size()));
+    result.turn_rewards = reals(*tensor);
+    const TensorView& ends = required("turn_rewards.offsets");
+    check_shape(ends, {rows_ + 1});
+    result.turn_reward_offsets = offsets(ends);
+    if (result.turn_reward_offsets[rows_] != result.turn_rewards.size())
+      fail(ends.name, fmt::format("{} (the length of turn_rewards) at the end", result.turn_rewards.size()),
+           std::to_string(result.turn_reward_offsets[rows_]));
+  }
+
+  void read_ref_topk(Trajectories& result) const {
+    const TensorView* tensor = file_.find("ref_topk_ids");
+    if (tensor == nullptr) {
+      if (file_.find("ref_topk_logprobs") != nullptr) required("ref_topk_ids");
+      return;
+    }
+    if (tensor->shape.size() != 2 || tensor->shape[0] != tokens_ || tensor->shape[1] < 1)
+      fail(tensor->name, fmt::format("shape [{}, ids per token]", tokens_),
+           fmt::format("[{}]", fmt::join(tensor->shape, ", ")));
+    result.ref_topk_ids = column<int32_t>(*tensor);
+    result.ref_topk = tensor->shape[1];
+    const TensorView& logprobs = required("ref_topk_logprobs");
+    check_shape(logprobs, tensor->shape);
+    result.ref_topk_logprobs = reals(logprobs);
+  }
 
   SafetensorsFile file_;
   SecondNames second_;
   int64_t rows_ = 0;
   int64_t tokens_ = 0;
 };
-
-template <typename T>
-Column<T> ColumnReader::column(const TensorView& tensor) const {
-  if (!has_dtype(tensor, dtype_of<T>()))
-    fail(tensor.name, fmt::format("dtype {}", dtype_of<T>()), tensor.dtype);
-  const size_t size = tensor.bytes.size() / sizeof(T);
-  if (reinterpret_cast<uintptr_t>(tensor.bytes.data()) % alignof(T) != 0) {
-    std::vector<T> copy(size);
-    std::memcpy(copy.data(), tensor.bytes.data(), tensor.bytes.size());
-    return Column<T>(std::move(copy));
-  }
-  return Column<T>(std::span(reinterpret_cast<const T*>(tensor.bytes.data()), size), file_.mapping());
-}
-
-Column<int64_t> ColumnReader::offsets(const TensorView& tensor) const {
-  if (tensor.shape.size() != 1 || tensor.shape[0] < 1)
-    fail(tensor.name, "shape [rows + 1]", fmt::format("[{}]", fmt::join(tensor.shape, ", ")));
-  // Copied, so that the offsets stay valid if the file is truncated while it is read.
-  const Column<int64_t> mapped = column<int64_t>(tensor);
-  Column<int64_t> values = std::vector<int64_t>(mapped.span().begin(), mapped.span().end());
-  if (values[0] != 0) fail(tensor.name, "0 at index 0", std::to_string(values[0]));
-  for (int64_t i = 1; i < values.size(); ++i) {
-    if (values[i] < values[i - 1])
-      fail(tensor.name, "ascending values",
-           fmt::format("{} after {} at index {}", values[i], values[i - 1], i));
-  }
-  return values;
-}
-
-RealColumn ColumnReader::reals(const TensorView& tensor) const {
-  if (tensor.dtype == "F32") return column<float>(tensor);
-  if (tensor.dtype == "F64") return column<double>(tensor);
-  fail(tensor.name, "dtype F32 or F64", tensor.dtype);
-}
-
-Column<int64_t> ColumnReader::integers(const TensorView& tensor) const {
-  if (tensor.dtype == "I64") return column<int64_t>(tensor);
-  if (tensor.dtype != "I32") fail(tensor.name, "dtype I64 or I32", tensor.dtype);
-  const Column<int32_t> values = column<int32_t>(tensor);
-  return std::vector<int64_t>(values.span().begin(), values.span().end());
-}
-
-/// A mask under any of its names. Other programs often store masks as 32 or 64 bits.
-Column<uint8_t> ColumnReader::mask(const TensorView& tensor) {
-  check_shape(tensor, {tokens_});
-  if (tensor.name == name_of(Field::kLossMask) || has_dtype(tensor, "U8")) return column<uint8_t>(tensor);
-  const Column<int64_t> values = integers(tensor);
-  const bool are_labels = tensor.name == kLabels;
-  std::vector<uint8_t> bytes(static_cast<size_t>(tokens_));
-  for (int64_t i = 0; i < tokens_; ++i) {
-    // Values other than 0 and 1 become 2, which the check of the row reports.
-    bytes[i] = are_labels ? values[i] != kNoLabel : values[i] == 0 || values[i] == 1 ? values[i] : 2;
-  }
-  if (are_labels) second_.labels = values;
-  return Column<uint8_t>(std::move(bytes));
-}
-
-RealColumn ColumnReader::weights() {
-  const TensorView* weights = file_.find(std::string(name_of(Field::kLossWeights)));
-  if (weights != nullptr && file_.find(std::string(name_of(Field::kLossMask))) != nullptr)
-    fail("loss_mask", "either loss_mask or loss_weights", "both");
-  for (const FieldName& entry : kFieldNames) {
-    const TensorView* tensor =
-        entry.field == Field::kLossMask ? file_.find(std::string(entry.name)) : nullptr;
-    if (tensor != nullptr) second_.masks.push_back({entry.name, mask(*tensor)});
-  }
-  if (weights != nullptr) {
-    second_.mask_name = name_of(Field::kLossWeights);
-    check_shape(*weights, {tokens_});
-    return reals(*weights);
-  }
-  if (second_.masks.empty()) return Column<uint8_t>(std::vector<uint8_t>(static_cast<size_t>(tokens_), 1));
-  second_.mask_name = second_.masks.front().name;
-  const Column<uint8_t> first = second_.masks.front().values;
-  second_.masks.erase(second_.masks.begin());
-  return first;
-}
-
-Column<uint8_t> ColumnReader::present(const std::string& name) const {
-  const TensorView* tensor = file_.find(name + ".present");
-  if (tensor == nullptr) return {};
-  check_shape(*tensor, {rows_});
-  Column<uint8_t> values = column<uint8_t>(*tensor);
-  for (int64_t r = 0; r < rows_; ++r) {
-    if (values[r] > 1) fail(tensor->name, "0 or 1", fmt::format("{} at index {}", values[r], r));
-  }
-  return values;
-}
-
-Optional<RealColumn> ColumnReader::optional_reals(const std::string& name, int64_t size) const {
-  const TensorView* tensor = file_.find(name);
-  if (tensor == nullptr) return {};
-  check_shape(*tensor, {size});
-  return {reals(*tensor), present(name)};
-}
-
-/// The column of a field under the first of its names in the file; columns of its other names go to `others`.
-Optional<RealColumn> ColumnReader::first_reals(Field field, std::string_view* first_name,
-                                               std::vector<SecondNames::Reals>* others) const {
-  Optional<RealColumn> first;
-  for (const FieldName& entry : kFieldNames) {
-    if (entry.field != field || file_.find(std::string(entry.name)) == nullptr) continue;
-    Optional<RealColumn> column = optional_reals(std::string(entry.name), tokens_);
-    if (first_name->empty()) {
-      *first_name = entry.name;
-      first = std::move(column);
-    } else {
-      others->push_back({entry.name, *first_name, std::move(column)});
-    }
-  }
-  return first;
-}
-
-std::vector<std::string> ColumnReader::texts(const std::string& name) const {
-  const TensorView* tensor = file_.find(name);
-  if (tensor == nullptr) return {};
-  if (tensor->shape.size() != 1) fail(name, "one dimension", std::to_string(tensor->shape.size()));
-  const Column<uint8_t> bytes = column<uint8_t>(*tensor);
-  const TensorView& ends = required(name + ".offsets");
-  check_shape(ends, {rows_ + 1});
-  const Column<int64_t> begin = offsets(ends);
-  if (begin[rows_] != bytes.size())
-    fail(ends.name, fmt::format("{} (the bytes of {}) at the end", bytes.size(), name),
-         std::to_string(begin[rows_]));
-  std::vector<std::string> result;
-  result.reserve(static_cast<size_t>(rows_));
-  for (int64_t r = 0; r < rows_; ++r) {
-    const std::span<const uint8_t> text = bytes.span().subspan(begin[r], begin[r + 1] - begin[r]);
-    result.emplace_back(text.begin(), text.end());
-  }
-  return result;
-}
-
-void ColumnReader::read_routes(Trajectories& result) const {
-  const TensorView* tensor = file_.find("routed_experts");
-  if (tensor == nullptr) return;
-  if (tensor->shape.size() != 2 || tensor->shape[0] != tokens_ || tensor->shape[1] < 1)
-    fail(tensor->name, fmt::format("shape [{}, routes per token]", tokens_),
-         fmt::format("[{}]", fmt::join(tensor->shape, ", ")));
-  result.routed_experts = column<int32_t>(*tensor);
-  result.routes_per_token = tensor->shape[1];
-}
-
-void ColumnReader::read_turn_rewards(Trajectories& result) const {
-  const TensorView* tensor = file_.find("turn_rewards");
-  if (tensor == nullptr) return;
-  if (tensor->shape.size() != 1) fail(tensor->name, "one dimension", std::to_string(tensor->shape.size()));
-  result.turn_rewards = reals(*tensor);
-  const TensorView& ends = required("turn_rewards.offsets");
-  check_shape(ends, {rows_ + 1});
-  result.turn_reward_offsets = offsets(ends);
-  if (result.turn_reward_offsets[rows_] != result.turn_rewards.size())
-    fail(ends.name, fmt::format("{} (the length of turn_rewards) at the end", result.turn_rewards.size()),
-         std::to_string(result.turn_reward_offsets[rows_]));
-}
-
-void ColumnReader::read_ref_topk(Trajectories& result) const {
-  const TensorView* tensor = file_.find("ref_topk_ids");
-  if (tensor == nullptr) {
-    if (file_.find("ref_topk_logprobs") != nullptr) required("ref_topk_ids");
-    return;
-  }
-  if (tensor->shape.size() != 2 || tensor->shape[0] != tokens_ || tensor->shape[1] < 1)
-    fail(tensor->name, fmt::format("shape [{}, ids per token]", tokens_),
-         fmt::format("[{}]", fmt::join(tensor->shape, ", ")));
-  result.ref_topk_ids = column<int32_t>(*tensor);
-  result.ref_topk = tensor->shape[1];
-  const TensorView& logprobs = required("ref_topk_logprobs");
-  check_shape(logprobs, tensor->shape);
-  result.ref_topk_logprobs = reals(logprobs);
-}
-
-Trajectories ColumnReader::read() {
-  Trajectories result;
-  const TensorView& ids = required("input_ids");
-  if (ids.shape.size() != 1) fail(ids.name, "one dimension", std::to_string(ids.shape.size()));
-  result.offsets = offsets(required("offsets"));
-  result.input_ids = column<int32_t>(ids);
-  rows_ = result.num_rows();
-  tokens_ = result.num_tokens();
-  if (result.offsets[rows_] != tokens_)
-    fail("offsets", fmt::format("{} (the length of input_ids) at the end", tokens_),
-         std::to_string(result.offsets[rows_]));
-  result.loss_weights = weights();
-  result.logprobs = first_reals(Field::kLogprobs, &second_.logprobs_name, &second_.logprobs);
-  result.ref_logprobs = first_reals(Field::kRefLogprobs, &second_.ref_logprobs_name, &second_.ref_logprobs);
-  result.advantages = optional_reals("advantages", tokens_);
-  for (const RowReal& real : kRowReals) result.*real.column = optional_reals(real.name, rows_);
-  read_turn_rewards(result);
-  read_ref_topk(result);
-  if (const TensorView* chosen = file_.find("chosen")) {
-    check_shape(*chosen, {rows_});
-    result.chosen = {column<uint8_t>(*chosen), present("chosen")};
-  }
-  for (const auto& [name, column] : kRowTexts) result.*column = texts(name);
-  read_routes(result);
-  result.release = [file = file_.mapping()] { file->release(); };
-  return result;
-}
-
-/// Whether a tensor belongs to a column of the format: offsets, X, X.present, X.offsets.
-bool is_part_of_format(std::string_view name) {
-  if (name == "offsets") return true;
-  for (const std::string_view suffix : {".present", ".offsets"}) {
-    if (name.ends_with(suffix)) name.remove_suffix(suffix.size());
-  }
-  return find_field_name(name).has_value();
-}
-
-void ColumnReader::tally(int64_t rows, FieldTally* tally) const {
-  for (const TensorView& tensor : file_.tensors()) {
-    if (const std::optional<size_t> name = find_field_name(tensor.name)) {
-      tally->rows[*name] += rows;
-    } else if (!is_part_of_format(tensor.name)) {
-      const bool per_token = !tensor.shape.empty() && tensor.shape[0] == tokens_ && tokens_ != rows_;
-      tally->ignore(tensor.name, rows, per_token ? rows : 0);
-    }
-  }
-}
 
 /// Calls check(values) with the values of a real column for one row, in the column's own type.
 template <typename Check>
