@@ -113,6 +113,13 @@ struct Kernel<kFunction, Result (*)(Parts...), Result (*)(Given...)> {
 template <auto kFunction>
 constexpr auto kKernel = &Kernel<kFunction, decltype(kFunction), decltype(signature_of(kFunction))>::run;
 
+/// Registers implementations of an operator and of its backward.
+template <auto kForward, auto kBackward>
+void implement(torch::Library& m, const std::string& name) {
+  m.impl(name.c_str(), kKernel<kForward>);
+  m.impl((name + "_backward").c_str(), kKernel<kBackward>);
+}
+
 /// A string as a template argument.
 template <size_t kSize>
 struct Name {

@@ -216,8 +216,7 @@ detail::TreeAttentionGradients backward_cpu(const detail::TreeAttentionBackward&
 }  // namespace
 
 TORCH_LIBRARY_IMPL(espalier, CPU, m) {
-  m.impl("tree_attention", detail::kKernel<&forward_cpu>);
-  m.impl("tree_attention_backward", detail::kKernel<&backward_cpu>);
+  detail::implement<&forward_cpu, &backward_cpu>(m, "tree_attention");
 }
 
 }  // namespace espalier

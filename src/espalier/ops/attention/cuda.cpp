@@ -86,8 +86,7 @@ TreeAttentionGradients backward_cuda(const detail::TreeAttentionBackward& given)
 }  // namespace
 
 TORCH_LIBRARY_IMPL(espalier, CUDA, m) {
-  m.impl("tree_attention", detail::kKernel<&forward_cuda>);
-  m.impl("tree_attention_backward", detail::kKernel<&backward_cuda>);
+  detail::implement<&forward_cuda, &backward_cuda>(m, "tree_attention");
 }
 
 }  // namespace espalier

@@ -70,8 +70,7 @@ TORCH_LIBRARY_IMPL(espalier, Autograd, m) {
 }
 
 TORCH_LIBRARY_IMPL(espalier, Meta, m) {
-  m.impl("tree_attention", detail::kKernel<&forward_meta>);
-  m.impl("tree_attention_backward", detail::kKernel<&backward_meta>);
+  detail::implement<&forward_meta, &backward_meta>(m, "tree_attention");
 }
 
 }  // namespace espalier

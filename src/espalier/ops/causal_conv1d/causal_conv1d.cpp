@@ -169,15 +169,12 @@ TORCH_LIBRARY_IMPL(espalier, Autograd, m) {
 }
 
 TORCH_LIBRARY_IMPL(espalier, CompositeExplicitAutograd, m) {
-  m.impl("causal_conv1d_tails", detail::kKernel<&compute_tails>);
-  m.impl("causal_conv1d_tails_backward", &tails_backward);
+  detail::implement<&compute_tails, &tails_backward>(m, "causal_conv1d_tails");
 }
 
 TORCH_LIBRARY_IMPL(espalier, Meta, m) {
-  m.impl("causal_conv1d", detail::kKernel<&convolution_forward_meta>);
-  m.impl("causal_conv1d_backward", detail::kKernel<&convolution_backward_meta>);
-  m.impl("causal_conv1d_tails", detail::kKernel<&tails_meta>);
-  m.impl("causal_conv1d_tails_backward", &tails_backward_meta);
+  detail::implement<&convolution_forward_meta, &convolution_backward_meta>(m, "causal_conv1d");
+  detail::implement<&tails_meta, &tails_backward_meta>(m, "causal_conv1d_tails");
 }
 
 }  // namespace espalier

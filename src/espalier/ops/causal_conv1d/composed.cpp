@@ -111,8 +111,7 @@ ConvolutionGradients backward(const at::Tensor& grad_y, const CausalConv1d& give
 }  // namespace
 
 TORCH_LIBRARY_IMPL(espalier, CompositeExplicitAutograd, m) {
-  m.impl("causal_conv1d", detail::kKernel<&forward>);
-  m.impl("causal_conv1d_backward", detail::kKernel<&backward>);
+  detail::implement<&forward, &backward>(m, "causal_conv1d");
 }
 
 }  // namespace espalier

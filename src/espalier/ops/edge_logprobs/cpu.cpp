@@ -295,8 +295,7 @@ void add_gradients(const detail::EdgeLogprobsSaved& saved, const at::Tensor& gra
 }  // namespace
 
 TORCH_LIBRARY_IMPL(espalier, CPU, m) {
-  m.impl("edge_logprobs", detail::kKernel<&edge_logprobs_cpu>);
-  m.impl("edge_logprobs_backward", detail::kKernel<&detail::head_gradients_by<&add_gradients>>);
+  detail::implement<&edge_logprobs_cpu, &detail::head_gradients_by<&add_gradients>>(m, "edge_logprobs");
   m.impl("edge_logprobs_backward_", detail::kKernel<&detail::add_head_gradients_by<&add_gradients>>);
 }
 

@@ -317,8 +317,7 @@ void add_gradients(const detail::EdgeLogprobsSaved& saved, const at::Tensor& gra
 }  // namespace
 
 TORCH_LIBRARY_IMPL(espalier, CUDA, m) {
-  m.impl("edge_logprobs", detail::kKernel<&forward_cuda>);
-  m.impl("edge_logprobs_backward", detail::kKernel<&detail::head_gradients_by<&add_gradients>>);
+  detail::implement<&forward_cuda, &detail::head_gradients_by<&add_gradients>>(m, "edge_logprobs");
   m.impl("edge_logprobs_backward_", detail::kKernel<&detail::add_head_gradients_by<&add_gradients>>);
 }
 

@@ -221,8 +221,7 @@ detail::DistributionGradients backward(const detail::DistributionBackward& backw
 }  // namespace
 
 TORCH_LIBRARY_IMPL(espalier, CompositeExplicitAutograd, m) {
-  m.impl("edge_distribution", detail::kKernel<&forward>);
-  m.impl("edge_distribution_backward", detail::kKernel<&backward>);
+  detail::implement<&forward, &backward>(m, "edge_distribution");
 }
 
 }  // namespace espalier

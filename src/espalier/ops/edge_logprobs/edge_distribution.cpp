@@ -84,8 +84,7 @@ TORCH_LIBRARY_IMPL(espalier, Autograd, m) {
 }
 
 TORCH_LIBRARY_IMPL(espalier, Meta, m) {
-  m.impl("edge_distribution", detail::kKernel<&distribution_meta>);
-  m.impl("edge_distribution_backward", detail::kKernel<&distribution_backward_meta>);
+  detail::implement<&distribution_meta, &distribution_backward_meta>(m, "edge_distribution");
 }
 
 }  // namespace espalier

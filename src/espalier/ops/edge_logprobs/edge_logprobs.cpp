@@ -115,8 +115,7 @@ TORCH_LIBRARY_IMPL(espalier, Autograd, m) {
 }
 
 TORCH_LIBRARY_IMPL(espalier, Meta, m) {
-  m.impl("edge_logprobs", detail::kKernel<&forward_meta>);
-  m.impl("edge_logprobs_backward", detail::kKernel<&backward_meta>);
+  detail::implement<&forward_meta, &backward_meta>(m, "edge_logprobs");
   m.impl("edge_logprobs_backward_", detail::kKernel<&backward_in_place_meta>);
 }
 

@@ -88,11 +88,9 @@ std::tuple<at::Tensor, at::Tensor> swiglu_backward(const at::Tensor& grad, const
 }
 
 TORCH_LIBRARY_IMPL(espalier, CUDA, m) {
-  m.impl("rms_norm", detail::kKernel<&rms_norm>);
-  m.impl("rms_norm_backward", detail::kKernel<&rms_norm_backward>);
+  detail::implement<&rms_norm, &rms_norm_backward>(m, "rms_norm");
   m.impl("rotary", &rotary);
-  m.impl("swiglu", &swiglu);
-  m.impl("swiglu_backward", &swiglu_backward);
+  detail::implement<&swiglu, &swiglu_backward>(m, "swiglu");
 }
 
 }  // namespace espalier::composed

@@ -177,11 +177,9 @@ std::tuple<at::Tensor, at::Tensor> swiglu_backward_cpu(const at::Tensor& grad_in
 }  // namespace
 
 TORCH_LIBRARY_IMPL(espalier, CPU, m) {
-  m.impl("rms_norm", detail::kKernel<&rms_norm_cpu>);
-  m.impl("rms_norm_backward", detail::kKernel<&rms_norm_backward_cpu>);
+  detail::implement<&rms_norm_cpu, &rms_norm_backward_cpu>(m, "rms_norm");
   m.impl("rotary", &rotary_cpu);
-  m.impl("swiglu", &swiglu_cpu);
-  m.impl("swiglu_backward", &swiglu_backward_cpu);
+  detail::implement<&swiglu_cpu, &swiglu_backward_cpu>(m, "swiglu");
 }
 
 }  // namespace espalier

@@ -106,7 +106,7 @@ TensorTriple rms_norm_meta(const at::Tensor& x, const TensorOrNone& addend, cons
           at::empty_symint(x.sym_sizes().slice(0, x.dim() - 1), options)};
 }
 
-TensorPair rms_norm_backward_meta(const at::Tensor&, const OptionalTensor&, const at::Tensor& x,
+TensorPair rms_norm_backward_meta(const at::Tensor&, const TensorOrNone&, const at::Tensor& x,
                                   const at::Tensor& weight, const at::Tensor& inverse_rms,
                                   std::array<bool, 2> output_mask) {
   return {meta_if(output_mask[0], x),
@@ -208,11 +208,9 @@ TORCH_LIBRARY_IMPL(espalier, Autograd, m) {
 }
 
 TORCH_LIBRARY_IMPL(espalier, Meta, m) {
-  m.impl("rms_norm", detail::kKernel<&rms_norm_meta>);
-  m.impl("rms_norm_backward", &rms_norm_backward_meta);
+  detail::implement<&rms_norm_meta, &rms_norm_backward_meta>(m, "rms_norm");
   m.impl("rotary", &rotary_meta);
-  m.impl("swiglu", &swiglu_meta);
-  m.impl("swiglu_backward", &swiglu_backward_meta);
+  detail::implement<&swiglu_meta, &swiglu_backward_meta>(m, "swiglu");
 }
 
 }  // namespace espalier

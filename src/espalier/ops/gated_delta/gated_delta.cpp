@@ -78,11 +78,11 @@ struct UnitRows {
 };
 
 /// Rows in the accumulator dtype.
-struct Rows {
+struct UpcastRows {
   UnitRows q, k;
   at::Tensor v;
 
-  explicit Rows(const GatedDeltaRule& given)
+  explicit UpcastRows(const GatedDeltaRule& given)
       : q(given.q.to(given.g.scalar_type())),
         k(given.k.to(given.g.scalar_type())),
         v(given.v.to(given.g.scalar_type())) {}
@@ -90,7 +90,7 @@ struct Rows {
 
 /// A CpuRecurrence or a ComposedRecurrence.
 template <class Recurrence>
-Recurrence recurrence_of(const Rows& rows, const GatedDeltaRule& given) {
+Recurrence recurrence_of(const UpcastRows& rows, const GatedDeltaRule& given) {
   return {"gated_delta_rule",
           {.delta = true,
            .scale = std::pow(static_cast<double>(given.q.size(2)), -0.5),
@@ -106,7 +106,7 @@ Recurrence recurrence_of(const Rows& rows, const GatedDeltaRule& given) {
 template <class Recurrence>
 DeltaResults forward(const GatedDeltaRule& given) {
   check(given);
-  const auto [out, ends] = recurrence_of<Recurrence>(Rows(given), given).forward();
+  const auto [out, ends] = recurrence_of<Recurrence>(UpcastRows(given), given).forward();
   return {out.to(given.q.scalar_type()), ends};
 }
 
@@ -114,7 +114,7 @@ template <class Recurrence>
 DeltaGradients backward(const TensorOrNone& grad_out, const TensorOrNone& grad_ends,
                         const GatedDeltaRule& given) {
   check(given);
-  const Rows rows(given);
+  const UpcastRows rows(given);
   const at::Tensor grad = grad_out.defined() ? grad_out.to(given.g.scalar_type()) : at::Tensor();
   const detail::RecurrenceInputs grads = recurrence_of<Recurrence>(rows, given).backward(grad, grad_ends);
   const auto dtype = given.q.scalar_type();
@@ -138,18 +138,16 @@ TORCH_LIBRARY_IMPL(espalier, Autograd, m) {
 }
 
 TORCH_LIBRARY_IMPL(espalier, CPU, m) {
-  m.impl("gated_delta_rule", detail::kKernel<&forward<detail::CpuRecurrence>>);
-  m.impl("gated_delta_rule_backward", detail::kKernel<&backward<detail::CpuRecurrence>>);
+  detail::implement<&forward<detail::CpuRecurrence>, &backward<detail::CpuRecurrence>>(m, "gated_delta_rule");
 }
 
 TORCH_LIBRARY_IMPL(espalier, CompositeExplicitAutograd, m) {
-  m.impl("gated_delta_rule", detail::kKernel<&forward<detail::ComposedRecurrence>>);
-  m.impl("gated_delta_rule_backward", detail::kKernel<&backward<detail::ComposedRecurrence>>);
+  detail::implement<&forward<detail::ComposedRecurrence>, &backward<detail::ComposedRecurrence>>(
+      m, "gated_delta_rule");
 }
 
 TORCH_LIBRARY_IMPL(espalier, Meta, m) {
-  m.impl("gated_delta_rule", detail::kKernel<&delta_forward_meta>);
-  m.impl("gated_delta_rule_backward", detail::kKernel<&delta_backward_meta>);
+  detail::implement<&delta_forward_meta, &delta_backward_meta>(m, "gated_delta_rule");
 }
 
 }  // namespace espalier

@@ -101,13 +101,11 @@ TORCH_LIBRARY_IMPL(espalier, Autograd, m) {
 }
 
 TORCH_LIBRARY_IMPL(espalier, CompositeExplicitAutograd, m) {
-  m.impl("moe", detail::kKernel<&moe_forward>);
-  m.impl("moe_backward", detail::kKernel<&moe_backward>);
+  detail::implement<&moe_forward, &moe_backward>(m, "moe");
 }
 
 TORCH_LIBRARY_IMPL(espalier, Meta, m) {
-  m.impl("moe", detail::kKernel<&moe_meta>);
-  m.impl("moe_backward", detail::kKernel<&moe_backward_meta>);
+  detail::implement<&moe_meta, &moe_backward_meta>(m, "moe");
 }
 
 }  // namespace espalier

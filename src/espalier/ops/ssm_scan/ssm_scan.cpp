@@ -121,18 +121,16 @@ TORCH_LIBRARY_IMPL(espalier, Autograd, m) {
 }
 
 TORCH_LIBRARY_IMPL(espalier, CPU, m) {
-  m.impl("ssm_scan", detail::kKernel<&forward<detail::CpuRecurrence>>);
-  m.impl("ssm_scan_backward", detail::kKernel<&backward<detail::CpuRecurrence>>);
+  detail::implement<&forward<detail::CpuRecurrence>, &backward<detail::CpuRecurrence>>(m, "ssm_scan");
 }
 
 TORCH_LIBRARY_IMPL(espalier, CompositeExplicitAutograd, m) {
-  m.impl("ssm_scan", detail::kKernel<&forward<detail::ComposedRecurrence>>);
-  m.impl("ssm_scan_backward", detail::kKernel<&backward<detail::ComposedRecurrence>>);
+  detail::implement<&forward<detail::ComposedRecurrence>, &backward<detail::ComposedRecurrence>>(m,
+                                                                                                 "ssm_scan");
 }
 
 TORCH_LIBRARY_IMPL(espalier, Meta, m) {
-  m.impl("ssm_scan", detail::kKernel<&scan_forward_meta>);
-  m.impl("ssm_scan_backward", detail::kKernel<&scan_backward_meta>);
+  detail::implement<&scan_forward_meta, &scan_backward_meta>(m, "ssm_scan");
 }
 
 }  // namespace espalier
