@@ -173,7 +173,8 @@ void row(const Options& options, const Heads& heads, at::ScalarType dtype, int64
   const Case chain(random_tree(options.tokens, 0, options.seed), heads, dtype);
   std::vector<Side> sides{fused(tree, backward), aten(chain, backward, {}), gemm(dtype)};
   if (options.mask) {
-    const at::Tensor visible = reference::visibility_mask(tree.subtree_end);
+    const at::Tensor key = at::arange(tree.subtree_end.size(0)), query = key.unsqueeze(1);
+    const at::Tensor visible = query.ge(key).logical_and(query.lt(tree.subtree_end));
     const at::Tensor mask = at::zeros(visible.sizes(), at::TensorOptions(dtype));
     mask.masked_fill_(visible.logical_not(), -std::numeric_limits<double>::infinity());
     sides.push_back(aten(tree, backward, mask));

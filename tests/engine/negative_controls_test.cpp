@@ -14,6 +14,8 @@
 #include "tests/engine/outcome.h"
 #include "tests/engine/tiny_models.h"
 #include "tests/model/tiny_models.h"
+#include "tests/ops/attention/reference.h"
+#include "tests/ops/edge_logprobs/reference.h"
 
 namespace espalier::testing {
 namespace {

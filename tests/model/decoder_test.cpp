@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "tests/model/tiny_models.h"
+#include "tests/ops/attention/reference.h"
 
 namespace espalier {
 namespace {

@@ -15,7 +15,9 @@
 
 #include "espalier/ops/attention/tree_attention.h"
 #include "tests/model/parameter_sums.h"
+#include "tests/ops/attention/reference.h"
 #include "tests/ops/comparison.h"
+#include "tests/ops/edge_logprobs/reference.h"
 #include "tests/ops/gemm/forced_products.h"
 #include "tests/torch_seed.h"
 

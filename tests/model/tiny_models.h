@@ -14,6 +14,7 @@
 #include "espalier/model/decoder.h"
 #include "espalier/ops/attention/tree_attention.h"
 #include "tests/config/tiny_config.h"
+#include "tests/ops/attention/reference.h"
 #include "tests/torch_seed.h"
 
 namespace espalier::testing {

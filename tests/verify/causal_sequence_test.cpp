@@ -5,6 +5,7 @@
 
 #include <gtest/gtest.h>
 
+#include "tests/ops/attention/reference.h"
 #include "tests/ops/comparison.h"
 #include "tests/torch_seed.h"
 

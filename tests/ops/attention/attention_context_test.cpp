@@ -8,6 +8,7 @@
 #include "espalier/ops/attention/arguments.h"
 #include "espalier/ops/attention/tree_attention.h"
 #include "tests/ops/attention/attention_problem.h"
+#include "tests/ops/attention/reference.h"
 
 namespace espalier {
 namespace {

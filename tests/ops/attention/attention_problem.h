@@ -13,6 +13,7 @@
 #include "espalier/ops/attention/masked.h"
 #include "espalier/ops/operator.h"
 #include "tests/ops/attention/random_subtrees.h"
+#include "tests/ops/attention/reference.h"
 #include "tests/ops/comparison.h"
 #include "tests/test_seed.h"
 

@@ -11,6 +11,7 @@
 
 #include "espalier/ops/attention/tree_attention.h"
 #include "tests/ops/attention/random_subtrees.h"
+#include "tests/ops/attention/reference.h"
 #include "tests/ops/comparison.h"
 #include "tests/test_seed.h"
 

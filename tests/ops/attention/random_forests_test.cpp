@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "tests/ops/attention/random_forests.h"
 
+#include "tests/ops/attention/reference.h"
+
 namespace espalier {
 namespace {
 

@@ -10,6 +10,7 @@
 #include "espalier/ops/attention/tree_attention.h"
 #include "tests/ops/attention/attention_problem.h"
 #include "tests/ops/attention/forced_attention.h"
+#include "tests/ops/attention/reference.h"
 #include "tests/ops/cuda_device.h"
 
 namespace espalier {

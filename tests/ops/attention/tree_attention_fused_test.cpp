@@ -14,6 +14,7 @@
 #include "espalier/ops/attention/cuda.h"
 #include "espalier/ops/guarded_output.h"
 #include "tests/ops/attention/attention_problem.h"
+#include "tests/ops/attention/reference.h"
 
 namespace espalier {
 namespace {

@@ -12,6 +12,7 @@
 #include "espalier/ops/attention/tree_attention.h"
 #include "espalier/ops/kernels/cpu/attention/tree_attention.h"
 #include "tests/ops/attention/attention_problem.h"
+#include "tests/ops/attention/reference.h"
 #include "tests/ops/gemm/forced_products.h"
 #include "tests/ops/kernels/cpu/attention/tile_counts.h"
 #include "tests/ops/kernels/cpu/forced_instruction_set.h"

@@ -7,6 +7,7 @@
 #include <gtest/gtest.h>
 
 #include "tests/ops/attention/random_subtrees.h"
+#include "tests/ops/attention/reference.h"
 #include "tests/ops/comparison.h"
 #include "tests/test_seed.h"
 

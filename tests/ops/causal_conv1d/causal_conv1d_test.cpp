@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include "tests/ops/causal_conv1d/reference.h"
 #include "tests/ops/comparison.h"
 #include "tests/ops/random_paths.h"
 #include "tests/ops/threads.h"

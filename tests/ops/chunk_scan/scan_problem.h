@@ -10,7 +10,9 @@
 #include "espalier/ops/operator.h"
 #include "espalier/ops/ssm_scan/ssm_scan.h"
 #include "tests/ops/comparison.h"
+#include "tests/ops/gated_delta/reference.h"
 #include "tests/ops/random_paths.h"
+#include "tests/ops/ssm_scan/reference.h"
 
 namespace espalier::testing {
 

@@ -10,6 +10,7 @@
 #include "espalier/ops/edge_logprobs/logit_blocks.h"
 #include "espalier/runtime/tensor_memory.h"
 #include "tests/ops/edge_logprobs/edge_problems.h"
+#include "tests/ops/edge_logprobs/reference.h"
 #include "tests/ops/gemm/forced_products.h"
 
 namespace espalier::testing {

@@ -6,6 +6,7 @@
 
 #include "espalier/ops/edge_logprobs/edge_logprobs.h"
 #include "tests/ops/edge_logprobs/edge_problems.h"
+#include "tests/ops/edge_logprobs/reference.h"
 #include "tests/test_seed.h"
 
 namespace espalier::testing {

@@ -7,6 +7,7 @@
 #include "espalier/ops/edge_logprobs/blocks.h"
 #include "tests/ops/cuda_device.h"
 #include "tests/ops/edge_logprobs/edge_problems.h"
+#include "tests/ops/edge_logprobs/reference.h"
 
 namespace espalier::testing {
 namespace {

@@ -15,6 +15,7 @@
 #include "espalier/ops/kernels/cpu/instruction_set.h"
 #include "espalier/runtime/tensor_memory.h"
 #include "tests/ops/comparison.h"
+#include "tests/ops/edge_logprobs/reference.h"
 #include "tests/ops/gemm/forced_products.h"
 #include "tests/ops/kernels/cpu/forced_instruction_set.h"
 #include "tests/ops/kernels/cpu/instruction_sets.h"

@@ -4,6 +4,7 @@
 
 #include "tests/ops/cuda_device.h"
 #include "tests/ops/elementwise/elementwise_problems.h"
+#include "tests/ops/elementwise/reference.h"
 
 namespace espalier::testing {
 namespace {

@@ -16,6 +16,7 @@
 
 #include "espalier/ops/elementwise/elementwise.h"
 #include "tests/ops/comparison.h"
+#include "tests/ops/elementwise/reference.h"
 #include "tests/test_seed.h"
 
 namespace espalier::testing {

@@ -13,6 +13,7 @@
 #include "espalier/ops/kernels/cpu/instruction_set.h"
 #include "tests/ops/comparison.h"
 #include "tests/ops/elementwise/elementwise_problems.h"
+#include "tests/ops/elementwise/reference.h"
 #include "tests/ops/kernels/cpu/instruction_sets.h"
 #include "tests/ops/threads.h"
 #include "tests/test_seed.h"

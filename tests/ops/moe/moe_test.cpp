@@ -11,6 +11,7 @@
 
 #include "espalier/ops/elementwise/elementwise.h"
 #include "tests/ops/comparison.h"
+#include "tests/ops/moe/reference.h"
 #include "tests/ops/threads.h"
 #include "tests/torch_seed.h"
 

@@ -61,17 +61,4 @@ at::Tensor tree_attention(const at::Tensor& q, const at::Tensor& k, const at::Te
                           const ForestTokens& tokens, const AttentionOptions& options,
                           const AttentionContext& context = {});
 
-/// Reference implementations from ATen operators, differentiated by autograd, for tests.
-namespace reference {
-
-/// With a dense mask over context keys and the T tokens.
-at::Tensor tree_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
-                          const ForestTokens& tokens, const AttentionOptions& options,
-                          const AttentionContext& context = {});
-
-/// The [T, T] mask (row: query, column: key) of subtree_end, bool.
-at::Tensor visibility_mask(const at::Tensor& subtree_end);
-
-}  // namespace reference
-
 }  // namespace espalier

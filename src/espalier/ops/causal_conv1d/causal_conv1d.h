@@ -42,13 +42,4 @@ at::Tensor causal_conv1d(const CausalConv1d& given);
 /// torch.ops.espalier.causal_conv1d_tails(x, prev, tails, ends, taps).
 at::Tensor causal_conv1d_tails(const CausalConv1d& given, const at::Tensor& ends);
 
-/// Reference implementations from ATen operators, differentiated by autograd, for tests.
-namespace reference {
-
-/// Computed token by token.
-at::Tensor causal_conv1d(const CausalConv1d& given);
-at::Tensor causal_conv1d_tails(const CausalConv1d& given, const at::Tensor& ends);
-
-}  // namespace reference
-
 }  // namespace espalier

@@ -43,14 +43,4 @@ EdgeDistribution edge_distribution(const at::Tensor& hidden, const at::Tensor& w
                                    const at::Tensor& edge_row, const at::Tensor& edge_target,
                                    const LogitTransform& transform);
 
-/// Reference implementations from ATen operators, differentiated by autograd, for tests.
-namespace reference {
-
-/// By log_softmax of the full logits of every edge.
-EdgeDistribution edge_distribution(const at::Tensor& hidden, const at::Tensor& weight,
-                                   const at::Tensor& edge_row, const at::Tensor& edge_target,
-                                   const LogitTransform& transform);
-
-}  // namespace reference
-
 }  // namespace espalier

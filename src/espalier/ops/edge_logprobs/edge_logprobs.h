@@ -38,13 +38,4 @@ at::Tensor edge_logprobs_backward(const at::Tensor& grad_logprobs, const at::Ten
                                   const at::Tensor& edge_target, const at::Tensor& lse,
                                   const at::Tensor& grad_weight);
 
-/// Reference implementations from ATen operators, differentiated by autograd, for tests.
-namespace reference {
-
-/// By log_softmax of the full logits.
-at::Tensor edge_logprobs(const at::Tensor& hidden, const at::Tensor& weight, const at::Tensor& edge_row,
-                         const at::Tensor& edge_target);
-
-}  // namespace reference
-
 }  // namespace espalier

@@ -55,13 +55,4 @@ struct RmsNormGradients {
 /// Returns the requested gradients, others undefined. Runs without autograd.
 RmsNormGradients rms_norm_backward(const RmsNormGradient& given, std::array<bool, 2> wanted);
 
-/// Reference implementations from ATen operators, differentiated by autograd, for tests.
-namespace reference {
-
-at::Tensor rms_norm(const at::Tensor& x, const at::Tensor& weight, double eps);
-at::Tensor rotary(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin);
-at::Tensor swiglu(const at::Tensor& gate, const at::Tensor& up);
-
-}  // namespace reference
-
 }  // namespace espalier

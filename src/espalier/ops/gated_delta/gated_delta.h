@@ -44,12 +44,4 @@ struct GatedDeltaOutput {
 /// end_states). Throws on mismatched shapes, dtypes or devices, and on invalid prev or ends.
 GatedDeltaOutput gated_delta_rule(const GatedDeltaRule& given);
 
-/// Reference implementations from ATen operators, differentiated by autograd, for tests.
-namespace reference {
-
-/// Computed token by token.
-GatedDeltaOutput gated_delta_rule(const GatedDeltaRule& given);
-
-}  // namespace reference
-
 }  // namespace espalier

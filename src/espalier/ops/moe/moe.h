@@ -82,14 +82,4 @@ at::Tensor moe(const at::Tensor& x, const Routing& routing, const ExpertWeights&
 /// on GPUs in bfloat16. float32 and bfloat16; experts must be below E.
 at::Tensor grouped_moe(const at::Tensor& x, const Routing& routing, const ExpertWeights& experts);
 
-/// Reference implementations from ATen operators, differentiated by autograd, for tests.
-namespace reference {
-
-/// Computed token by token.
-Routing route(const at::Tensor& logits, const std::optional<at::Tensor>& correction_bias,
-              const RouterOptions& options);
-at::Tensor moe(const at::Tensor& x, const Routing& routing, const ExpertWeights& experts);
-
-}  // namespace reference
-
 }  // namespace espalier

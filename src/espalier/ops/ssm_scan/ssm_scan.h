@@ -45,12 +45,4 @@ struct SsmScanOutput {
 /// invalid prev or ends.
 SsmScanOutput ssm_scan(const SsmScan& given);
 
-/// Reference implementations from ATen operators, differentiated by autograd, for tests.
-namespace reference {
-
-/// Computed token by token.
-SsmScanOutput ssm_scan(const SsmScan& given);
-
-}  // namespace reference
-
 }  // namespace espalier

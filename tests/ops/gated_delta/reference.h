@@ -1,15 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "espalier/ops/gated_delta/gated_delta.h"
+// The gated delta rule, computed token by token, from ATen operators; autograd differentiates it.
+#pragma once
 
 #include <ATen/ATen.h>
 
 #include <cmath>
 
-#include "espalier/ops/chunk_scan/reference.h"
+#include "espalier/ops/gated_delta/gated_delta.h"
+#include "tests/ops/chunk_scan/reference.h"
 
 namespace espalier::reference {
 
-GatedDeltaOutput gated_delta_rule(const GatedDeltaRule& given) {
+inline GatedDeltaOutput gated_delta_rule(const GatedDeltaRule& given) {
   const auto dtype = given.g.scalar_type();
   const int64_t group = given.v.size(1) / given.q.size(1);
   const auto unit = [&](const at::Tensor& x) {

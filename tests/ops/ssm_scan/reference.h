@@ -1,13 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "espalier/ops/ssm_scan/ssm_scan.h"
+// State space models, computed token by token, from ATen operators; autograd differentiates it.
+#pragma once
 
 #include <ATen/ATen.h>
 
-#include "espalier/ops/chunk_scan/reference.h"
+#include "espalier/ops/ssm_scan/ssm_scan.h"
+#include "tests/ops/chunk_scan/reference.h"
 
 namespace espalier::reference {
 
-SsmScanOutput ssm_scan(const SsmScan& given) {
+inline SsmScanOutput ssm_scan(const SsmScan& given) {
   const auto dtype = given.dt.scalar_type();
   const int64_t repeat = given.x.size(1) / given.b.size(1);
   std::vector<at::Tensor> states, outs;

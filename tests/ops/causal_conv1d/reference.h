@@ -1,17 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "espalier/ops/causal_conv1d/causal_conv1d.h"
+// Causal convolutions, computed token by token, from ATen operators; autograd differentiates it.
+#pragma once
 
 #include <ATen/ATen.h>
 
+#include "espalier/ops/causal_conv1d/causal_conv1d.h"
 #include "espalier/ops/checks.h"
 #include "espalier/ops/paths.h"
 
 namespace espalier::reference {
 
-namespace {
-
 /// The W rows up to token t on its path, oldest first: rows of tokens, of a tail, or zeros.
-std::vector<at::Tensor> rows_up_to(const CausalConv1d& given, int64_t t) {
+inline std::vector<at::Tensor> rows_up_to(const CausalConv1d& given, int64_t t) {
   const int64_t taps = given.weight.size(1);
   std::vector<at::Tensor> rows{given.x[t]};
   while (static_cast<int64_t>(rows.size()) < taps) {
@@ -28,9 +28,7 @@ std::vector<at::Tensor> rows_up_to(const CausalConv1d& given, int64_t t) {
   return {rows.rbegin(), rows.rend()};
 }
 
-}  // namespace
-
-at::Tensor causal_conv1d(const CausalConv1d& given) {
+inline at::Tensor causal_conv1d(const CausalConv1d& given) {
   const auto dtype = detail::accumulator_dtype(given.x.scalar_type());
   std::vector<at::Tensor> outs;
   for (int64_t t = 0; t < given.x.size(0); ++t) {
@@ -42,7 +40,7 @@ at::Tensor causal_conv1d(const CausalConv1d& given) {
   return at::stack(outs).to(given.x.scalar_type());
 }
 
-at::Tensor causal_conv1d_tails(const CausalConv1d& given, const at::Tensor& ends) {
+inline at::Tensor causal_conv1d_tails(const CausalConv1d& given, const at::Tensor& ends) {
   const int64_t history = given.weight.size(1) - 1;
   if (history == 0) return at::zeros({ends.size(0), 0, given.x.size(1)}, given.x.options());
   std::vector<at::Tensor> tails;

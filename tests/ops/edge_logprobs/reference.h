@@ -1,23 +1,26 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "espalier/ops/edge_logprobs/edge_distribution.h"
+// Log-probabilities and entropies by log_softmax of the full logits, from ATen operators; autograd
+// differentiates it.
+#pragma once
 
 #include <ATen/ATen.h>
 
 #include "espalier/ops/checks.h"
+#include "espalier/ops/edge_logprobs/edge_distribution.h"
 #include "espalier/ops/edge_logprobs/edge_logprobs.h"
 
 namespace espalier::reference {
 
-at::Tensor edge_logprobs(const at::Tensor& hidden, const at::Tensor& weight, const at::Tensor& edge_row,
-                         const at::Tensor& edge_target) {
+inline at::Tensor edge_logprobs(const at::Tensor& hidden, const at::Tensor& weight,
+                                const at::Tensor& edge_row, const at::Tensor& edge_target) {
   const at::Tensor logits = hidden.matmul(weight.t());
   const at::Tensor logprobs = logits.log_softmax(-1, detail::accumulator_dtype(hidden.scalar_type()));
   return logprobs.index({edge_row, edge_target});
 }
 
-EdgeDistribution edge_distribution(const at::Tensor& hidden, const at::Tensor& weight,
-                                   const at::Tensor& edge_row, const at::Tensor& edge_target,
-                                   const LogitTransform& transform) {
+inline EdgeDistribution edge_distribution(const at::Tensor& hidden, const at::Tensor& weight,
+                                          const at::Tensor& edge_row, const at::Tensor& edge_target,
+                                          const LogitTransform& transform) {
   at::Tensor logits = hidden.matmul(weight.t());
   if (transform.bias.defined()) logits = logits + transform.bias;
   logits = logits * transform.logit_scale;

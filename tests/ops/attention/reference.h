@@ -1,22 +1,24 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "espalier/ops/attention/tree_attention.h"
+// Tree attention with a dense mask over context keys and tokens, from ATen operators; autograd differentiates
+// it.
+#pragma once
 
 #include <ATen/ATen.h>
 
 #include <limits>
 
+#include "espalier/ops/attention/tree_attention.h"
+
 namespace espalier::reference {
 
-at::Tensor visibility_mask(const at::Tensor& subtree_end) {
+inline at::Tensor visibility_mask(const at::Tensor& subtree_end) {
   const at::Tensor token = at::arange(subtree_end.size(0), subtree_end.options());
   const at::Tensor row = token.unsqueeze(1);
   return row.ge(token).logical_and(row.lt(subtree_end));
 }
 
-namespace {
-
 /// [T, S_0 + S_1 + ...] bool: context keys visible to each query.
-at::Tensor context_mask(const at::Tensor& q, const AttentionContext& context) {
+inline at::Tensor context_mask(const at::Tensor& q, const AttentionContext& context) {
   std::vector<at::Tensor> masks;
   for (const at::Tensor& segment : context.k) {
     masks.push_back(at::zeros({q.size(0), segment.size(0)}, q.options().dtype(at::kBool)));
@@ -29,7 +31,7 @@ at::Tensor context_mask(const at::Tensor& q, const AttentionContext& context) {
 }
 
 /// [S_0 + S_1 + ... + T]: the position of every key; unspecified for keys that no query sees.
-at::Tensor key_positions(const ForestTokens& tokens, const AttentionContext& context) {
+inline at::Tensor key_positions(const ForestTokens& tokens, const AttentionContext& context) {
   std::vector<at::Tensor> positions;
   for (const at::Tensor& segment : context.k) {
     positions.push_back(at::zeros({segment.size(0)}, tokens.position.options()));
@@ -44,11 +46,9 @@ at::Tensor key_positions(const ForestTokens& tokens, const AttentionContext& con
   return at::cat(positions);
 }
 
-}  // namespace
-
-at::Tensor tree_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
-                          const ForestTokens& tokens, const AttentionOptions& options,
-                          const AttentionContext& context) {
+inline at::Tensor tree_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                                 const ForestTokens& tokens, const AttentionOptions& options,
+                                 const AttentionContext& context = {}) {
   at::Tensor keys = k, values = v, visible = visibility_mask(tokens.subtree_end);
   if (!context.k.empty()) {
     keys = at::cat({at::cat(context.k), k});

@@ -1,22 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "espalier/ops/moe/moe.h"
+// Mixtures of experts, computed token by token, from ATen operators; autograd differentiates it.
+#pragma once
 
 #include <ATen/ATen.h>
 
 #include <limits>
 
-#include "espalier/ops/elementwise/elementwise.h"
+#include "espalier/ops/moe/moe.h"
+#include "tests/ops/elementwise/reference.h"
 
 namespace espalier::reference {
 
-namespace {
-
 /// Indices of the `count` largest of `scores` [N], ascending.
-at::Tensor largest_indices(const at::Tensor& scores, int64_t count) {
+inline at::Tensor largest_indices(const at::Tensor& scores, int64_t count) {
   return std::get<0>(std::get<1>(scores.topk(count)).sort());
 }
 
-at::Tensor without_other_groups(const at::Tensor& scores, const RouterOptions& options) {
+inline at::Tensor without_other_groups(const at::Tensor& scores, const RouterOptions& options) {
   std::vector<at::Tensor> sums;
   const std::vector<at::Tensor> groups = scores.chunk(options.num_groups);
   for (const at::Tensor& group : groups) sums.push_back(std::get<0>(group.topk(2)).sum());
@@ -29,10 +29,8 @@ at::Tensor without_other_groups(const at::Tensor& scores, const RouterOptions& o
   return at::cat(kept);
 }
 
-}  // namespace
-
-Routing route(const at::Tensor& logits, const std::optional<at::Tensor>& correction_bias,
-              const RouterOptions& options) {
+inline Routing route(const at::Tensor& logits, const std::optional<at::Tensor>& correction_bias,
+                     const RouterOptions& options) {
   std::vector<at::Tensor> weights, experts;
   for (const at::Tensor& token : logits.unbind()) {
     at::Tensor scores = options.sigmoid ? 1 / (1 + at::exp(-token)) : token.softmax(0);
@@ -48,10 +46,8 @@ Routing route(const at::Tensor& logits, const std::optional<at::Tensor>& correct
   return {at::stack(weights), at::stack(experts)};
 }
 
-namespace {
-
 /// The output of an expert for one token [C].
-at::Tensor expert_output(const ExpertWeights& experts, int64_t expert, const at::Tensor& token) {
+inline at::Tensor expert_output(const ExpertWeights& experts, int64_t expert, const at::Tensor& token) {
   at::Tensor gate_up = experts.gate_up[expert], down = experts.down[expert];
   if (experts.clamped) {
     gate_up = gate_up.t();
@@ -72,9 +68,7 @@ at::Tensor expert_output(const ExpertWeights& experts, int64_t expert, const at:
   return experts.down_bias.defined() ? output + experts.down_bias[expert] : output;
 }
 
-}  // namespace
-
-at::Tensor moe(const at::Tensor& x, const Routing& routing, const ExpertWeights& experts) {
+inline at::Tensor moe(const at::Tensor& x, const Routing& routing, const ExpertWeights& experts) {
   std::vector<at::Tensor> outputs;
   for (int64_t t = 0; t < x.size(0); ++t) {
     at::Tensor sum = at::zeros({x.size(1)}, routing.weights.options());
