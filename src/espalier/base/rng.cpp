@@ -40,10 +40,6 @@ uint64_t Rng::next() {
   return value;
 }
 
-double Rng::uniform() {
-  return static_cast<double>(next() >> 11) * 0x1.0p-53;
-}
-
 double Rng::normal() {
   // 1 - uniform() is in (0, 1], so the logarithm is finite.
   const double radius = std::sqrt(-2.0 * std::log(1.0 - uniform()));

@@ -16,11 +16,16 @@ class Rng {
  public:
   explicit Rng(uint64_t seed, uint64_t stream = 0);
 
-  uint64_t next();                             ///< uniform over all 64-bit values
-  double uniform();                            ///< uniform in [0, 1), 53 random bits
-  double normal();                             ///< standard normal (Box-Muller; one value per two draws)
-  int64_t below(int64_t bound);                ///< uniform in [0, bound), bound >= 1, without modulo bias
-  int64_t between(int64_t low, int64_t high);  ///< uniform in [low, high], both included
+  /// Uniform over all 64-bit values.
+  uint64_t next();
+  /// Uniform in [0, 1), 53 random bits.
+  double uniform() { return static_cast<double>(next() >> 11) * 0x1.0p-53; }
+  /// Standard normal (Box-Muller; one value per two draws).
+  double normal();
+  /// Uniform in [0, bound), bound >= 1, without modulo bias.
+  int64_t below(int64_t bound);
+  /// Uniform in [low, high], both included.
+  int64_t between(int64_t low, int64_t high);
 
  private:
   uint64_t seed_;

@@ -40,15 +40,6 @@ void ConfigReader::refuse(const std::string& key, const std::string& expected) c
                                it == json_.end() ? "no such key" : brief(*it)));
 }
 
-int64_t ConfigReader::positive_integer(const std::string& key, int64_t largest,
-                                       std::optional<int64_t> otherwise) const {
-  return integer(key, 1, largest, otherwise);
-}
-
-int64_t ConfigReader::integer_from_0(const std::string& key, int64_t largest, int64_t otherwise) const {
-  return integer(key, 0, largest, otherwise);
-}
-
 int64_t ConfigReader::integer(const std::string& key, int64_t least, int64_t largest,
                               std::optional<int64_t> otherwise) const {
   const Json* value = find(key);

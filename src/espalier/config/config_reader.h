@@ -37,8 +37,12 @@ class ConfigReader {
   bool has(const std::string& key) const { return json_.contains(key); }
 
   int64_t positive_integer(const std::string& key, int64_t largest,
-                           std::optional<int64_t> otherwise = {}) const;
-  int64_t integer_from_0(const std::string& key, int64_t largest, int64_t otherwise) const;
+                           std::optional<int64_t> otherwise = {}) const {
+    return integer(key, 1, largest, otherwise);
+  }
+  int64_t integer_from_0(const std::string& key, int64_t largest, int64_t otherwise) const {
+    return integer(key, 0, largest, otherwise);
+  }
   double positive_number(const std::string& key, std::optional<double> otherwise = {}) const;
   double non_negative_number(const std::string& key) const;
   bool boolean(const std::string& key, bool otherwise) const;

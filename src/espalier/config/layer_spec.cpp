@@ -227,19 +227,7 @@ nlohmann::ordered_json to_json(const NoMixer&) {
   return {{"type", "none"}};
 }
 
-template <typename Part, typename Alternatives>
-const Part* first_of(const std::vector<LayerSpec>& layers, Alternatives LayerSpec::* part) {
-  for (const LayerSpec& layer : layers) {
-    if (const auto* found = std::get_if<Part>(&(layer.*part))) return found;
-  }
-  return nullptr;
-}
-
 }  // namespace
-
-const AttentionSpec* ModelSpec::attention() const {
-  return first_of<AttentionSpec>(layers, &LayerSpec::mixer);
-}
 
 int64_t ModelSpec::rotary_dim() const {
   for (const LayerSpec& layer : layers) {
@@ -249,18 +237,6 @@ int64_t ModelSpec::rotary_dim() const {
       return attention->rotary_dim > 0 ? attention->rotary_dim : attention->head_dim;
   }
   return 0;
-}
-
-const SsmSpec* ModelSpec::ssm() const {
-  return first_of<SsmSpec>(layers, &LayerSpec::mixer);
-}
-
-const DenseMlpSpec* ModelSpec::dense_mlp() const {
-  return first_of<DenseMlpSpec>(layers, &LayerSpec::mlp);
-}
-
-const MoeSpec* ModelSpec::moe() const {
-  return first_of<MoeSpec>(layers, &LayerSpec::mlp);
 }
 
 std::vector<int64_t> ModelSpec::sliding_windows() const {

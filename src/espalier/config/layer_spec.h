@@ -125,10 +125,17 @@ struct ModelSpec {
 
   int64_t num_hidden_layers() const { return static_cast<int64_t>(layers.size()); }
   /// The spec of the first layer that has such a mixer or MLP; nullptr if there is none.
-  const AttentionSpec* attention() const;
-  const SsmSpec* ssm() const;
-  const DenseMlpSpec* dense_mlp() const;
-  const MoeSpec* moe() const;
+  const AttentionSpec* attention() const { return first<AttentionSpec>(&LayerSpec::mixer); }
+  const SsmSpec* ssm() const { return first<SsmSpec>(&LayerSpec::mixer); }
+  const DenseMlpSpec* dense_mlp() const { return first<DenseMlpSpec>(&LayerSpec::mlp); }
+  const MoeSpec* moe() const { return first<MoeSpec>(&LayerSpec::mlp); }
+  template <typename Part, typename Alternatives>
+  const Part* first(Alternatives LayerSpec::* part) const {
+    for (const LayerSpec& layer : layers) {
+      if (const auto* found = std::get_if<Part>(&(layer.*part))) return found;
+    }
+    return nullptr;
+  }
   /// The elements of a head that are rotated; 0 without rotary positions.
   int64_t rotary_dim() const;
   /// Applies to all norms of hidden states, including the final one.

@@ -171,10 +171,6 @@ void Group::add_up(const std::vector<at::Tensor>& tensors) const {
   gather_parts(tensors);
 }
 
-std::vector<double> Group::from_first(const std::vector<double>& values) const {
-  return add_up(is_first() ? values : std::vector<double>(values.size()));
-}
-
 std::vector<double> Group::reduce(const std::vector<double>& values,
                                   const std::vector<RankReduction>& ways) const {
   const std::string bytes(reinterpret_cast<const char*>(values.data()), values.size() * sizeof(double));
@@ -194,14 +190,6 @@ std::vector<double> Group::reduce(const std::vector<double>& values,
   return result;
 }
 
-std::vector<double> Group::add_up(const std::vector<double>& values) const {
-  return reduce(values, std::vector<RankReduction>(values.size(), RankReduction::kSum));
-}
-
-bool Group::any(bool condition) const {
-  return add_up(std::vector<double>{condition ? 1.0 : 0.0}).front() > 0;
-}
-
 void Group::check_equal(const std::string& what, const std::string& text) const {
   std::map<std::string, std::vector<size_t>> ranks_by_text;
   const std::vector<std::string> texts = gather(text);
@@ -215,17 +203,9 @@ void Group::check_equal(const std::string& what, const std::string& text) const 
       fmt::format("{}: expected the same on all ranks, received {}", what, fmt::join(found, "; ")));
 }
 
-at::Tensor Group::gather(const at::Tensor& own) const {
-  return own.unsqueeze(0);
-}
-
 std::function<at::Tensor()> Group::exchange(const at::Tensor& rows, const std::vector<int64_t>&,
                                             const std::vector<int64_t>&) const {
   return [rows] { return rows; };
-}
-
-std::unique_ptr<Group> Group::split(int64_t) const {
-  return std::make_unique<Group>();
 }
 
 const Group& alone() {

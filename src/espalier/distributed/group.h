@@ -43,7 +43,7 @@ class Group {
   virtual int64_t bucket_bytes() const { return int64_t{32} << 20; }
 
   /// [N, ...]: what every rank gives, by rank. The ranks have the same shapes.
-  virtual at::Tensor gather(const at::Tensor& own) const;
+  virtual at::Tensor gather(const at::Tensor& own) const { return own.unsqueeze(0); }
 
   /// Starts to send send[r] rows of `rows` [N, ...] to rank r, for every r, in their order. The result waits,
   /// and gives the receive[r] rows that every rank r has sent to this one, by rank.
@@ -57,7 +57,7 @@ class Group {
   }
 
   /// The groups of `ranks` successive ranks, a divisor of size(): that of this rank.
-  virtual std::unique_ptr<Group> split(int64_t ranks) const;
+  virtual std::unique_ptr<Group> split(int64_t /*ranks*/) const { return std::make_unique<Group>(); }
 
   /// The bytes of every rank, by rank.
   std::vector<std::string> gather(const std::string& bytes) const;
@@ -93,16 +93,20 @@ class Group {
   void add_up(const std::vector<at::Tensor>& tensors) const;
 
   /// The values of rank 0.
-  std::vector<double> from_first(const std::vector<double>& values) const;
+  std::vector<double> from_first(const std::vector<double>& values) const {
+    return add_up(is_first() ? values : std::vector<double>(values.size()));
+  }
 
   /// Reduces each value over the ranks, in their order. `ways`: one for each value.
   std::vector<double> reduce(const std::vector<double>& values, const std::vector<RankReduction>& ways) const;
 
   /// Sums of values over the ranks.
-  std::vector<double> add_up(const std::vector<double>& values) const;
+  std::vector<double> add_up(const std::vector<double>& values) const {
+    return reduce(values, std::vector<RankReduction>(values.size(), RankReduction::kSum));
+  }
 
   /// Whether it holds on any rank.
-  bool any(bool condition) const;
+  bool any(bool condition) const { return add_up(std::vector<double>{condition ? 1.0 : 0.0}).front() > 0; }
 
   /// Calls `body`. What it throws on one rank is thrown on all, by the others as a RankError that names the
   /// rank. A body with collectives calls `together` before each of them, so that it learns there of a rank

@@ -4,7 +4,6 @@
 #include <ATen/ATen.h>
 
 #include <algorithm>
-#include <iterator>
 #include <limits>
 #include <utility>
 
@@ -90,14 +89,6 @@ StepSums::Read StepSums::read(const Group& group) const {
     result.metrics.push_back({name, scale * sums[1 + i] / std::max(1.0, count)});
   }
   return result;
-}
-
-const ObjectiveOptions& StepSums::options_of(int64_t part) const {
-  return loss_->part(part).objective().options();
-}
-
-bool StepSums::reports_entropy(int64_t part) const {
-  return options_of(part).entropy_coef != 0 || options_of(part).log_entropy;
 }
 
 Entropies StepSums::entropies() const {

@@ -67,8 +67,10 @@ class StepSums {
     TermTensors terms;
   };
 
-  const ObjectiveOptions& options_of(int64_t part) const;
-  bool reports_entropy(int64_t part) const;
+  const ObjectiveOptions& options_of(int64_t part) const { return loss_->part(part).objective().options(); }
+  bool reports_entropy(int64_t part) const {
+    return options_of(part).entropy_coef != 0 || options_of(part).log_entropy;
+  }
   std::vector<Metric> metrics_of(int64_t part) const;
   at::Tensor add_part(int64_t part, const Batch& batch, const HeadValues& values);
   at::Tensor add_entropies(int64_t part, const at::Tensor& coefficients, const at::Tensor& entropy);

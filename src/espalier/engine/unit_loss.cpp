@@ -5,8 +5,6 @@
 #include <torch/csrc/autograd/autograd.h>
 #include <torch/csrc/autograd/grad_mode.h>
 
-#include <numeric>
-
 #include "espalier/distributed/group.h"
 #include "espalier/runtime/device.h"
 
@@ -58,10 +56,6 @@ void UnitLoss::add(const Batch& batch, const at::Tensor& logprobs) {
   logprobs_.index_copy_(0, index, logprobs.detach());
 }
 
-std::vector<UnitLoss::PartValue> UnitLoss::evaluate(int64_t m) {
-  return evaluate_units(units_.units_of_micro_batch[m]);
-}
-
 at::Tensor UnitLoss::gradients(const Batch& batch) const {
   return gradients_.index_select(0, upload({integers(batch.term_index)}, device_).front());
 }
@@ -72,10 +66,6 @@ std::vector<UnitLoss::PartValue> UnitLoss::evaluate_all() {
     if (!units_.micro_batches_of_unit[unit].empty()) units.push_back(static_cast<int64_t>(unit));
   }
   return evaluate_units(units);
-}
-
-int64_t UnitLoss::part_of_unit(int64_t unit) const {
-  return loss_.part_of(step_.rows[units_.trajectories[unit].front()]);
 }
 
 int64_t UnitLoss::num_units(int64_t part) const {

@@ -36,7 +36,7 @@ class UnitLoss {
   };
   /// Evaluates the units with terms in micro-batch `m` that have not been evaluated yet. The ranks of
   /// Step::context_group evaluate them together, and the first has their values.
-  std::vector<PartValue> evaluate(int64_t m);
+  std::vector<PartValue> evaluate(int64_t m) { return evaluate_units(units_.units_of_micro_batch[m]); }
   /// Evaluates all units that have not been evaluated yet. All log-probabilities must have been added.
   std::vector<PartValue> evaluate_all();
 
@@ -48,7 +48,9 @@ class UnitLoss {
   int64_t num_units(int64_t part) const;
 
  private:
-  int64_t part_of_unit(int64_t unit) const;
+  int64_t part_of_unit(int64_t unit) const {
+    return loss_.part_of(step_.rows[units_.trajectories[unit].front()]);
+  }
   /// Evaluates those that have not been evaluated yet.
   std::vector<PartValue> evaluate_units(const std::vector<int64_t>& units);
   ObjectiveValue evaluate_part(int64_t part, const std::vector<int64_t>& units);

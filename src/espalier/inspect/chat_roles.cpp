@@ -82,22 +82,6 @@ size_t find_fresh(std::string_view tail, std::string_view text, size_t fresh) {
 
 }  // namespace
 
-const char* to_string(Role role) {
-  switch (role) {
-    case Role::kSystem:
-      return "system";
-    case Role::kUser:
-      return "user";
-    case Role::kAssistant:
-      return "assistant";
-    case Role::kTool:
-      return "tool";
-    case Role::kUnknown:
-      break;
-  }
-  return "unknown";
-}
-
 size_t advance(const Vocabulary& vocabulary, int32_t token, ChatState* state) {
   const std::string_view text = vocabulary.bytes(token);
   if (state->in_header) {

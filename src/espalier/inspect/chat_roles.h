@@ -5,15 +5,16 @@
 #include <cstdint>
 #include <span>
 #include <string>
-#include <string_view>
-#include <vector>
 
 #include "espalier/data/vocabulary.h"
 
 namespace espalier {
 
 enum class Role { kUnknown, kSystem, kUser, kAssistant, kTool };
-const char* to_string(Role role);
+inline const char* to_string(Role role) {
+  constexpr const char* kNames[] = {"unknown", "system", "user", "assistant", "tool"};  // in its order
+  return kNames[static_cast<size_t>(role)];
+}
 
 /// The state of a chat at a token, determined by the tokens before it.
 struct ChatState {

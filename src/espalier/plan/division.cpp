@@ -121,10 +121,6 @@ int64_t TokenDivision::before(int64_t rank, int64_t token) const {
   return range.first + std::min(token, range.end) - range.begin;
 }
 
-size_t TokenDivision::range_of(int64_t token) const {
-  return std::ranges::upper_bound(ranges_, token, {}, &TokenRange::begin) - ranges_.begin() - 1;
-}
-
 std::vector<TokenDivision> token_divisions(const Forest& forest, std::span<const MicroBatch> micro_batches,
                                            int64_t ranks, double pair_cost, Sharding sharding) {
   std::vector<TokenDivision> divisions;

@@ -59,7 +59,9 @@ class TokenDivision {
   }
 
  private:
-  size_t range_of(int64_t token) const;
+  size_t range_of(int64_t token) const {
+    return std::ranges::upper_bound(ranges_, token, {}, &TokenRange::begin) - ranges_.begin() - 1;
+  }
 
   std::vector<TokenRange> ranges_;
   std::vector<double> costs_;

@@ -141,13 +141,6 @@ void add_mlp(const MoeSpec& moe, int64_t hidden, LayerCost* cost) {
   cost->intermediate = chosen * hidden + std::max(clamped ? 3 * width : width, shared);
 }
 
-template <class Value>
-int64_t sum_of(const std::vector<LayerCost>& layers, const Value& value) {
-  int64_t sum = 0;
-  for (const LayerCost& layer : layers) sum += value(layer);
-  return sum;
-}
-
 }  // namespace
 
 LayerCost layer_cost(const LayerSpec& layer, int64_t hidden_size) {
@@ -162,30 +155,15 @@ LayerCost layer_cost(const LayerSpec& layer, int64_t hidden_size) {
   return cost;
 }
 
+int64_t ModelCost::sum(int64_t LayerCost::* member) const {
+  int64_t sum = 0;
+  for (const LayerCost& layer : layers) sum += layer.*member;
+  return sum;
+}
+
 double ModelCost::attention_layers() const {
   return static_cast<double>(
       std::ranges::count_if(layers, [](const LayerCost& layer) { return layer.pair_elements > 0; }));
-}
-
-double ModelCost::weights() const {
-  return static_cast<double>(sum_of(layers, [](const LayerCost& layer) { return layer.weights; }));
-}
-
-double ModelCost::stored_weights() const {
-  return weights() +
-         static_cast<double>(sum_of(layers, [](const LayerCost& layer) { return layer.idle_weights; }));
-}
-
-double ModelCost::adapter_weights() const {
-  return layer_adapters() + static_cast<double>(head_rank * (hidden_size + vocab_size));
-}
-
-double ModelCost::layer_adapters() const {
-  return static_cast<double>(sum_of(layers, [](const LayerCost& layer) { return layer.adapter_weights; }));
-}
-
-double ModelCost::recurrence() const {
-  return static_cast<double>(sum_of(layers, [](const LayerCost& layer) { return layer.recurrence; }));
 }
 
 int64_t ModelCost::position_tables() const {
@@ -200,14 +178,6 @@ std::vector<int64_t> ModelCost::sliding_windows() const {
     if (layer.pair_elements > 0 && layer.sliding_window > 0) windows.insert(layer.sliding_window);
   }
   return {windows.begin(), windows.end()};
-}
-
-int64_t ModelCost::context_per_token() const {
-  return sum_of(layers, [](const LayerCost& layer) { return layer.context_per_token; });
-}
-
-int64_t ModelCost::context_per_cut() const {
-  return sum_of(layers, [](const LayerCost& layer) { return layer.context_per_cut; });
 }
 
 double weighted_pairs(const ModelCost& model, int64_t pairs, std::span<const int64_t> window_pairs,

@@ -63,15 +63,22 @@ struct ModelCost {
   int64_t head_rank = 0;          // of the LM head's adapter; 0: none
 
   double num_layers() const { return static_cast<double>(layers.size()); }
-  double attention_layers() const;    // with pair_elements
-  double weights() const;             // of all layers' linear maps that a token passes
-  double stored_weights() const;      // of all layers' linear maps
-  double adapter_weights() const;     // of all layers and the LM head
-  double layer_adapters() const;      // of all layers
-  double recurrence() const;          // of all layers
-  int64_t position_tables() const;    // of all ropes, at the size of the largest: layers share them
-  int64_t context_per_token() const;  // of all layers
-  int64_t context_per_cut() const;    // of all layers
+  double attention_layers() const;  // with pair_elements
+  /// The sum over all layers.
+  int64_t sum(int64_t LayerCost::* member) const;
+  /// Of all layers' linear maps that a token passes.
+  double weights() const { return static_cast<double>(sum(&LayerCost::weights)); }
+  /// Of all layers' linear maps.
+  double stored_weights() const { return weights() + static_cast<double>(sum(&LayerCost::idle_weights)); }
+  /// Of all layers and the LM head.
+  double adapter_weights() const {
+    return layer_adapters() + static_cast<double>(head_rank * (hidden_size + vocab_size));
+  }
+  double layer_adapters() const { return static_cast<double>(sum(&LayerCost::adapter_weights)); }
+  double recurrence() const { return static_cast<double>(sum(&LayerCost::recurrence)); }
+  int64_t position_tables() const;  // of all ropes, at the size of the largest: layers share them
+  int64_t context_per_token() const { return sum(&LayerCost::context_per_token); }
+  int64_t context_per_cut() const { return sum(&LayerCost::context_per_cut); }
 
   /// The sizes of the sliding windows of attention layers, ascending, each once.
   std::vector<int64_t> sliding_windows() const;

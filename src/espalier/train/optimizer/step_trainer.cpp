@@ -82,10 +82,6 @@ StepResult StepTrainer::add_gradients(const Step& step, const Loss& loss,
   return result;
 }
 
-double StepTrainer::gradient_norm() const {
-  return group_.reduce({optimizer_.gradient_norm()}, {RankReduction::kNorm}).front();
-}
-
 void StepTrainer::update(double learning_rate, double norm) {
   group_.check_equal("the learning rate", fmt::format("{:a}", learning_rate));
   is_half_updated_ = true;

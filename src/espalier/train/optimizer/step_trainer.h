@@ -5,7 +5,6 @@
 // and gives the others the weights that it has updated.
 #pragma once
 
-#include <exception>
 #include <string>
 #include <utility>
 
@@ -40,7 +39,9 @@ class StepTrainer {
   void gather_gradients() const { group_.gather_parts(decoder_.gradients()); }
 
   /// L2 norm of the gradients of all ranks.
-  double gradient_norm() const;
+  double gradient_norm() const {
+    return group_.reduce({optimizer_.gradient_norm()}, {RankReduction::kNorm}).front();
+  }
 
   /// Optimizer::update, and all ranks' weights. A rank that fails is learnt of by all. Before a
   /// NonFiniteError it gathers the gradients.

@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <charconv>
-#include <chrono>
 #include <string_view>
 #include <system_error>
 #include <utility>
@@ -139,10 +138,6 @@ std::string CheckpointWriter::write(const Decoder& decoder, const NamedValues& w
   // The first rank reads its own when it writes the manifest.
   return share_.rank == 0 ? "{}"
                           : manifest_entries(path_, rank_file("x.safetensors", share_).string().substr(1));
-}
-
-bool CheckpointWriter::is_done() const {
-  return written_.wait_for(std::chrono::seconds(0)) == std::future_status::ready;
 }
 
 void CheckpointWriter::finish(bool replaces) {

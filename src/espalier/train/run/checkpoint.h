@@ -5,6 +5,7 @@
 
 #include <ATen/core/ScalarType.h>
 
+#include <chrono>
 #include <cstdint>
 #include <filesystem>
 #include <future>
@@ -57,7 +58,7 @@ class CheckpointWriter {
              bool in_background = false);
 
   /// Whether the thread has written what this rank writes. Not a collective.
-  bool is_done() const;
+  bool is_done() const { return written_.wait_for(std::chrono::seconds(0)) == std::future_status::ready; }
   int64_t step() const { return state_.step; }
 
   /// Once all ranks have written: completes the folder and renames it. `replaces`: in place of an existing

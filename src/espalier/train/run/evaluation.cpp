@@ -64,10 +64,6 @@ Evaluator::Evaluator(const HeldOut& held_out, const TrainOptions& options)
   check_evaluation_options(held_out.options);
 }
 
-bool Evaluator::is_due(int64_t step, int64_t last) const {
-  return step > 0 && (step == last || (options().every > 0 && step % options().every == 0));
-}
-
 std::optional<nlohmann::ordered_json> Evaluator::evaluate(const Decoder& decoder,
                                                           const MicroBatchProgress& progress) const {
   const auto begin = std::chrono::steady_clock::now();
@@ -88,10 +84,6 @@ std::optional<nlohmann::ordered_json> Evaluator::evaluate(const Decoder& decoder
   values["eval_loss_terms"] = result.terms;
   values["eval_seconds"] = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
   return values;
-}
-
-EvaluationState Evaluator::initial_state() const {
-  return {.data_hashes = content_hashes(held_out_.trajectories)};
 }
 
 bool Evaluator::add(int64_t step, double loss, EvaluationState* state) {

@@ -44,7 +44,9 @@ class Evaluator {
   const Step& step() const { return step_; }
 
   /// Whether an evaluation follows this step of a run with `last` steps.
-  bool is_due(int64_t step, int64_t last) const;
+  bool is_due(int64_t step, int64_t last) const {
+    return step > 0 && (step == last || (options().every > 0 && step % options().every == 0));
+  }
 
   /// Thrown by the progress of an evaluation, to end it.
   struct Stopped {};
@@ -56,7 +58,7 @@ class Evaluator {
                                                  const MicroBatchProgress& progress) const;
 
   /// The state before the first evaluation.
-  EvaluationState initial_state() const;
+  EvaluationState initial_state() const { return {.data_hashes = content_hashes(held_out_.trajectories)}; }
 
   /// Adds an evaluation to the state. Returns whether its loss is finite and the lowest so far.
   static bool add(int64_t step, double loss, EvaluationState* state);

@@ -178,10 +178,6 @@ MetricsWriter::MetricsWriter(const std::filesystem::path& run_folder, const Metr
   }
 }
 
-void MetricsWriter::note(const std::string& text) const {
-  if (note_) note_(text);
-}
-
 void MetricsWriter::write(int64_t step, const nlohmann::ordered_json& values) {
   std::map<std::string, double> scalars;
   for (const auto& [key, value] : values.items()) {

@@ -58,7 +58,9 @@ class MetricsWriter {
   void finish();
 
  private:
-  void note(const std::string& text) const;
+  void note(const std::string& text) const {
+    if (note_) note_(text);
+  }
   void append(int64_t step, const nlohmann::ordered_json& values,
               const std::map<std::string, double>& scalars);
 

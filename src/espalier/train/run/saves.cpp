@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "espalier/train/run/saves.h"
 
-#include <cstdlib>
 #include <system_error>
 #include <utility>
 
@@ -67,15 +66,6 @@ void Saves::after_step(bool ends) {
   if (writing_ && !group_.any(!writing_->is_done())) finish_writing(ends);
   if (schedule_.is_due(run_.state.step, ends)) save(ends);
   try_to_rescue();
-}
-
-bool Saves::save_now() {
-  write(checkpoint_folder(options_.out, run_.state.step));
-  return add_saved(run_.state.step);
-}
-
-void Saves::replace() {
-  write(checkpoint_folder(options_.out, run_.state.step), /*replaces=*/true);
 }
 
 bool Saves::add_saved(int64_t step) {

@@ -72,10 +72,13 @@ class Saves {
   void after_step(bool ends);
 
   /// Saves the last completed step. Throws if it cannot be written, else returns true.
-  bool save_now();
+  bool save_now() {
+    write(checkpoint_folder(options_.out, run_.state.step));
+    return add_saved(run_.state.step);
+  }
 
   /// Writes the checkpoint of the last completed step again, with the present state of the run.
-  void replace();
+  void replace() { write(checkpoint_folder(options_.out, run_.state.step), /*replaces=*/true); }
 
   /// Returns false, with a warning, if the best checkpoint cannot be written.
   bool save_best();
