@@ -51,11 +51,4 @@ std::optional<int64_t> parse_bytes(std::string_view text) {
   return static_cast<int64_t>(bytes);
 }
 
-std::string human_seconds(double seconds) {
-  if (seconds < 60) return fmt::format("{:.0f}s", seconds);
-  const int64_t whole = static_cast<int64_t>(seconds);
-  if (whole < 3600) return fmt::format("{}m {:02}s", whole / 60, whole % 60);
-  return fmt::format("{}h {:02}m", whole / 3600, whole / 60 % 60);
-}
-
 }  // namespace espalier

@@ -18,7 +18,5 @@ std::string human_bytes(double bytes);
 /// Bytes of "8GiB", "1.5 GB", "300k" or "4096": a number and a unit, in any case. kB, MB, ... are powers of
 /// 1000 and KiB, MiB, ... of 1024; the B may be left out. nullopt for other text, and from 2^63 bytes on.
 std::optional<int64_t> parse_bytes(std::string_view text);
-/// "2m 05s".
-std::string human_seconds(double seconds);
 
 }  // namespace espalier
