@@ -5,7 +5,6 @@
 #include <unistd.h>
 #include <xxhash.h>
 
-#include <array>
 #include <cerrno>
 #include <new>
 #include <system_error>

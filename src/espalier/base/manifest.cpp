@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <cstdint>
 #include <map>
-#include <set>
 #include <system_error>
 
 #include <simdjson.h>

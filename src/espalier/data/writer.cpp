@@ -6,7 +6,6 @@
 
 #include <algorithm>
 #include <new>
-#include <string>
 #include <vector>
 
 #include "espalier/base/check.h"

@@ -2,8 +2,6 @@
 #include "espalier/inspect/sharing.h"
 
 #include <algorithm>
-#include <iterator>
-#include <limits>
 #include <optional>
 #include <unordered_map>
 #include <unordered_set>

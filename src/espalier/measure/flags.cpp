@@ -1,12 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "espalier/measure/device_flags.h"
 
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <charconv>
 #include <cstdint>
-#include <limits>
 #include <memory>
 #include <string_view>
 #include <thread>

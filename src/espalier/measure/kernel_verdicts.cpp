@@ -9,7 +9,6 @@
 #include <fstream>
 #include <map>
 #include <mutex>
-#include <optional>
 
 #include "espalier/base/environment.h"
 #include "espalier/base/messages.h"

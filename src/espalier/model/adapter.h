@@ -2,7 +2,6 @@
 // Low-rank adapters of a decoder's linear maps (LoRA; config/lora.h).
 #pragma once
 
-#include <string>
 #include <vector>
 
 #include <nlohmann/json.hpp>

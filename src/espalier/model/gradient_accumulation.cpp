@@ -7,9 +7,7 @@
 #include <torch/csrc/autograd/grad_mode.h>
 
 #include <algorithm>
-#include <array>
 #include <optional>
-#include <tuple>
 
 #include "espalier/model/row_adapters.h"
 #include "espalier/ops/checks.h"

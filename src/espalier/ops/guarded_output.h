@@ -4,8 +4,6 @@
 
 #include <ATen/core/Tensor.h>
 
-#include <string>
-
 namespace espalier {
 
 /// While an instance exists, output_like in this thread adds guards before and after its allocations, which

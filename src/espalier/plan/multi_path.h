@@ -18,7 +18,6 @@
 #pragma once
 
 #include <limits>
-#include <optional>
 
 #include "espalier/plan/leaf_parts.h"
 

@@ -5,7 +5,6 @@
 #include <nanobind/stl/vector.h>
 
 #include <array>
-#include <utility>
 
 #include "espalier/base/mapped_file_guard.h"
 #include "espalier/base/messages.h"

@@ -2,8 +2,6 @@
 // The options of the Engine, shared with the command line: same names, values, checks and defaults.
 #pragma once
 
-#include <string>
-
 #include "espalier/measure/device_options.h"
 #include "espalier/measure/planning.h"
 #include "espalier/python_engine/engine.h"

@@ -6,7 +6,6 @@
 #include <c10/core/Event.h>
 
 #include <chrono>
-#include <utility>
 #include <vector>
 
 namespace espalier {

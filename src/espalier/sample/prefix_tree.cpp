@@ -4,7 +4,6 @@
 #include <ATen/ATen.h>
 
 #include <algorithm>
-#include <iterator>
 #include <utility>
 
 #include "espalier/base/check.h"

@@ -5,10 +5,8 @@
 
 #include <algorithm>
 #include <cmath>
-#include <limits>
 #include <memory>
 #include <numeric>
-#include <optional>
 
 #include "espalier/base/check.h"
 #include "espalier/base/median.h"

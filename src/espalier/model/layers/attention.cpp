@@ -5,7 +5,6 @@
 #include <ATen/record_function.h>
 
 #include <cmath>
-#include <string>
 
 #include "espalier/ops/elementwise/activations.h"
 #include "espalier/ops/elementwise/elementwise.h"

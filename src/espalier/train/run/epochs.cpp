@@ -4,7 +4,6 @@
 #include <ATen/record_function.h>
 
 #include <algorithm>
-#include <array>
 #include <cmath>
 #include <numeric>
 #include <unordered_map>

@@ -6,7 +6,6 @@
 #include <algorithm>
 #include <map>
 #include <optional>
-#include <utility>
 #include <vector>
 
 #include "espalier/base/check.h"
