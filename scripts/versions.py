@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs the tests of patched models with other versions of Transformers, or of another package, beside this environment.
 
-    python scripts/versions.py 5.5.4 5.16.1 5.24.0
+    python scripts/versions.py 5.2.0 5.5.4 5.16.1 5.24.0
     python scripts/versions.py peft==0.18.1 --tests tests/python/test_hf_patch.py
     python scripts/versions.py axolotl==0.19.0 --tests tests/python/test_trainer_packages.py
 

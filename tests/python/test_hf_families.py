@@ -19,7 +19,7 @@ from espalier.hf.families import backbone_of, stock_class
 from espalier.hf.float64 import InFloat64
 from espalier.hf.small_copy import NotSmall, Scale, draw_weights, kinds_of_layers, small_config, small_model
 from hf_default_models import default_model
-from hf_models import alone, branching_rows, padded, sums_of, worst_error
+from hf_models import VERSION, alone, branching_rows, padded, sums_of, worst_error
 
 CONVOLUTIONS = ["conv", "conv", "full_attention"]
 EQUAL = ["bart", "cohere2", "exaone4", "falcon_h1", "gemma", "gemma2", "gemma3_text", "glm4", "gpt2", "gpt_neox", "granite", "lfm2",
@@ -77,6 +77,8 @@ def test_the_proof_is_sharp(model_type, monkeypatch):
     """Where nothing follows the forest but attention without chunks."""
     if model_type not in CONFIG_MAPPING:
         pytest.skip(f"Transformers {transformers.__version__} has no {model_type}")
+    if model_type == "lfm2" and VERSION < (5, 4):
+        pytest.skip(f"Transformers {transformers.__version__}: a hook takes the place of its convolution, which needs a mixer")
     monkeypatch.setattr(mixers, "MIXERS", {})
     monkeypatch.setattr(patching.attention, "_chunk_of", lambda *_: 0)
     model = default_model(model_type, **settings_of(model_type))
@@ -127,7 +129,10 @@ def test_a_spoiled_layer_is_refused_by_name(model_type, name, place, monkeypatch
     model = default_model(model_type)
     layer = getattr(sys.modules[type(model).__module__], name)
     monkeypatch.setattr(layer, "forward", looking_back(layer.forward))
-    with pytest.raises(Unsupported, match=f"the first layer whose output differs: {place}.* .{name}"):
+    # Before 5.4 a decorator is around this forward: it cannot be carried over to a copy.
+    is_wrapped = name == "Olmo2Attention" and VERSION < (5, 4)
+    refusal = f"no small copy can be made .{name}.forward" if is_wrapped else f"the first layer whose output differs: {place}.* .{name}"
+    with pytest.raises(Unsupported, match=refusal):
         patch(model)
 
 
@@ -310,7 +315,7 @@ def test_the_records(path):
     assert record["different"] == 0 and record["equal"] + record["refused"] == len(types)
     for entry in types.values():
         assert entry["error"] <= 1e-6 if entry["verdict"] == "equal" else entry["why"]
-    assert len(RECORDS) == 3
+    assert len(RECORDS) == 5
 
 
 def test_the_page_is_that_of_the_records():
