@@ -15,12 +15,11 @@ from torch.distributed.fsdp import FSDPModule
 from ..errors import InputError, Unsupported
 from ..native import __version__
 from ..rank_group import TENSOR
-from ..trees import build, distribute
 from .fsdp import EXPERTS, Sharded, ranks_along
 from .meeting import Meeting, check_equal
 from .mesh import Dimensions, dimensions_of, mesh_of
 from .replicas import Replicated
-from .share import Share
+from .share import Share, share_of
 from .step import RankStep
 from .watch import watch_ranks
 
@@ -140,15 +139,7 @@ class Ranks:
             >>> share.forest.tree_tokens
             5
         """
-        if isinstance(rows, tuple):
-            raise InputError("rows: expected a list of rows, or Trajectories, received packed arrays; give a list of "
-                             "slices")  # fmt: skip
-        whole, rank = build(rows, tree_keys=tree_keys), self.dimensions.data_rank
-        distribution = distribute(whole, self.dimensions.data_size, model=model)
-        trajectories = distribution[rank].trajectories
-        own = [rows[int(number)] for number in trajectories]
-        keys = None if tree_keys is None else [tree_keys[int(number)] for number in trajectories]
-        return Share(rank, own, trajectories, build(own, tree_keys=keys), whole, distribution)
+        return share_of(rows, self.dimensions.data_rank, self.dimensions.data_size, tree_keys, model)
 
     def sum(self, value: float) -> float:
         """The sum over the ranks of a number: for normalisers, where no rank knows the rows of the others.

@@ -2,13 +2,15 @@
 """What of a step's rows one rank trains on."""
 
 import hashlib
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ..trees import Distribution, Forest
+from ..errors import InputError
+from ..trees import Distribution, Forest, build, distribute
 
 
 @dataclass(frozen=True)
@@ -58,3 +60,17 @@ class Share:
             share = self.distribution[rank]
             digest.update(f"{len(share.trajectories)};".encode() + share.trajectories.tobytes())
         return digest.hexdigest()
+
+
+def share_of(rows: Any, rank: int, ranks: int, tree_keys: Sequence[Hashable] | None = None, model: Any = None) -> Share:
+    """The Share of one of `ranks` ranks. rows: a list or Trajectories, as espalier.build takes them, and so tree_keys;
+    model: as espalier.distribute takes it. Raises InputError as these do."""
+    if isinstance(rows, tuple):
+        raise InputError("rows: expected a list of rows, or Trajectories, received packed arrays; give a list of "
+                         "slices")  # fmt: skip
+    whole = build(rows, tree_keys=tree_keys)
+    distribution = distribute(whole, ranks, model=model)
+    trajectories = distribution[rank].trajectories
+    own = [rows[int(number)] for number in trajectories]
+    keys = None if tree_keys is None else [tree_keys[int(number)] for number in trajectories]
+    return Share(rank, own, trajectories, build(own, tree_keys=keys), whole, distribution)
