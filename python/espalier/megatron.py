@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 
 from .errors import InputError
-from .packed_rows import Integers, Padding, RowTokens, check_plan, is_whole, on_device, row_weights
+from .packed_rows import Integers, PackedTensors, Padding, RowTokens, check_plan, is_whole, row_weights
 from .trees import Layout, Plan
 
 __all__ = ["PackedTrees", "pack"]
@@ -34,8 +34,8 @@ class QueryRun(NamedTuple):
     local_indices: torch.Tensor  # int64: where they are in the shard
 
 
-@dataclass(frozen=True)
-class PackedTrees:
+@dataclass(frozen=True, kw_only=True)
+class PackedTrees(PackedTensors):
     """One micro-batch as a shard of T packed tokens: its trees one after another in preorder, each padded at its end.
 
     R rows with N tokens are in it. The shard has L of the T tokens, all of them without context parallelism. Tokens of the shard
@@ -66,12 +66,7 @@ class PackedTrees:
 
     arguments: dict[str, Any]
     input_ids: torch.Tensor
-    subtree_end: torch.Tensor
     shard: torch.Tensor
-    rows: torch.Tensor
-    row_offsets: torch.Tensor
-    row_tokens: torch.Tensor
-    places: torch.Tensor
     targets: torch.Tensor
     weights: torch.Tensor
 
@@ -105,24 +100,6 @@ class PackedTrees:
                               f"{', '.join(sorted(unknown))}")  # fmt: skip
         runs = tuple(run(**each._asdict()) for each in self.arguments["tree_query_runs"])
         return params(**{**self.arguments, "tree_query_runs": runs})
-
-    def to(self, device: torch.device | str) -> "PackedTrees":
-        """The same with all tensors on `device`.
-
-        Args:
-            device: As `torch.Tensor.to` takes it.
-
-        Returns:
-            PackedTrees.
-
-        Examples:
-            >>> import espalier
-            >>> plan = espalier.plan(espalier.build([[1, 2, 3]]), token_budget=8, strategy="tree-packing")
-            >>> espalier.megatron.pack(plan)[0].to("cpu").input_ids.device.type
-            'cpu'
-        """
-        fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-        return PackedTrees(**{name: on_device(value, device) for name, value in fields.items()})
 
     def to_rows(self, values: torch.Tensor) -> torch.Tensor:
         """Values of terms, such as log-probabilities of the targets, where the rows have them.

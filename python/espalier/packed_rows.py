@@ -1,14 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Micro-batches of whole rows, with padding, for other libraries: what `espalier.megatron` and `espalier.titan` share."""
 
-from typing import Any, NamedTuple
+from dataclasses import dataclass, fields
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from .errors import InputError
-from .rows.loss_masks import flat_loss_mask
+from .rows.loss_masks import term_weights
 from .trees import Layout, Plan
 
 Integers = NDArray[np.int64]
@@ -35,9 +36,7 @@ def row_weights(loss_mask: Any, layouts: list[Layout]) -> list[NDArray[np.float6
     layouts    those of all micro-batches"""
     paths = {row: length for layout in layouts for row, length in zip(layout.trajectories.tolist(), np.diff(layout.paths()[0]))}
     offsets = np.cumsum([0, *(paths[row] for row in range(len(paths)))])
-    weights = np.ones(offsets[-1]) if loss_mask is None else flat_loss_mask(loss_mask, offsets).astype(np.float64)
-    weights[offsets[:-1]] = 0
-    return np.split(weights, offsets[1:-1])
+    return np.split(term_weights(loss_mask, offsets), offsets[1:-1])
 
 
 class Padding(NamedTuple):
@@ -83,13 +82,49 @@ class RowTokens(NamedTuple):
         return cls(layout.trajectories, offsets, tokens, places)
 
 
-def on_device(value: Any, device: torch.device | str) -> Any:
+@dataclass(frozen=True, kw_only=True)
+class PackedTensors:
+    """Tensors of one micro-batch of T packed tokens, with those that lead from its R rows of N tokens to them.
+
+    Attributes:
+        subtree_end: [T]: packed token j sees packed token i if i <= j < subtree_end[i].
+        rows: As of RowTokens, and so the next three.
+        row_offsets: [R + 1].
+        row_tokens: [N].
+        places: [T].
+    """
+
+    subtree_end: torch.Tensor
+    rows: torch.Tensor
+    row_offsets: torch.Tensor
+    row_tokens: torch.Tensor
+    places: torch.Tensor
+
+    def to(self, device: torch.device | str) -> Self:
+        """The same with all tensors on `device`.
+
+        Args:
+            device: As `torch.Tensor.to` takes it.
+
+        Returns:
+            An object of the same class.
+
+        Examples:
+            >>> import espalier
+            >>> plan = espalier.plan(espalier.build([[1, 2, 3]]), token_budget=8, strategy="tree-packing")
+            >>> espalier.titan.pack(plan)[0].to("cpu").tokens.device.type
+            'cpu'
+        """
+        return type(self)(**{field.name: _on_device(getattr(self, field.name), device) for field in fields(self)})
+
+
+def _on_device(value: Any, device: torch.device | str) -> Any:
     """A tensor, or what has tensors in it, on a device. Tuples with names keep them."""
     if isinstance(value, torch.Tensor):
         return value.to(device)
     if isinstance(value, dict):
-        return {name: on_device(each, device) for name, each in value.items()}
+        return {name: _on_device(each, device) for name, each in value.items()}
     if not isinstance(value, tuple):
         return value
-    moved = [on_device(each, device) for each in value]
+    moved = [_on_device(each, device) for each in value]
     return type(value)._make(moved) if hasattr(value, "_make") else tuple(moved)

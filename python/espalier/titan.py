@@ -5,7 +5,7 @@ Names and masks are those of torchtitan 0.3.0 (`torchtitan/models/common/{attent
 """
 
 import importlib
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -15,7 +15,7 @@ from torch.nn.attention.flex_attention import BlockMask
 from torch.nn.functional import cross_entropy as token_losses
 
 from .errors import InputError
-from .packed_rows import Padding, RowTokens, check_plan, is_whole, on_device, row_weights
+from .packed_rows import PackedTensors, Padding, RowTokens, check_plan, is_whole, row_weights
 from .titan_masks import mask_kinds, tree_mask
 from .trees import Layout, Plan
 
@@ -24,8 +24,8 @@ __all__ = ["PackedTrees", "cross_entropy", "pack"]
 IGNORED = -100  # torchtitan's IGNORE_INDEX
 
 
-@dataclass(frozen=True)
-class PackedTrees:
+@dataclass(frozen=True, kw_only=True)
+class PackedTrees(PackedTensors):
     """One micro-batch as T tokens: its trees one after another in preorder, and padding.
 
     Each token that carries loss is predicted by the token before it on its path, once for all rows that share it: so a token
@@ -56,31 +56,9 @@ class PackedTrees:
 
     tokens: torch.Tensor
     positions: torch.Tensor
-    subtree_end: torch.Tensor
     sources: torch.Tensor
     labels: torch.Tensor
     weights: torch.Tensor
-    rows: torch.Tensor
-    row_offsets: torch.Tensor
-    row_tokens: torch.Tensor
-    places: torch.Tensor
-
-    def to(self, device: torch.device | str) -> "PackedTrees":
-        """The same with all tensors on `device`.
-
-        Args:
-            device: As `torch.Tensor.to` takes it.
-
-        Returns:
-            PackedTrees.
-
-        Examples:
-            >>> import espalier
-            >>> plan = espalier.plan(espalier.build([[1, 2, 3]]), token_budget=8, strategy="tree-packing")
-            >>> espalier.titan.pack(plan)[0].to("cpu").tokens.device.type
-            'cpu'
-        """
-        return PackedTrees(**{field.name: on_device(getattr(self, field.name), device) for field in fields(self)})
 
     def block_mask(self, *, window: int | None = None, block_size: int | tuple[int, int] = 128,
                    separate_full_blocks: bool = True) -> BlockMask:  # fmt: skip

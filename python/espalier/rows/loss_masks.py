@@ -36,3 +36,11 @@ def flat_loss_mask(loss_mask: Any, offsets: NDArray[np.int64]) -> NDArray[Any]:
         raise InputError(f"loss_mask: expected weights >= 0, received {values[place]:g} for token {place - offsets[at]} "
                          f"of row {at}{hint}")  # fmt: skip
     return values
+
+
+def term_weights(loss_mask: Any, offsets: NDArray[np.int64]) -> NDArray[np.float64]:
+    """The weights [N] of tokens as terms of a loss: those of flat_loss_mask, or 1 where `loss_mask` is None. First tokens, which
+    nothing predicts, have 0."""
+    weights = np.ones(offsets[-1]) if loss_mask is None else flat_loss_mask(loss_mask, offsets).astype(np.float64)
+    weights[offsets[:-1]] = 0
+    return weights

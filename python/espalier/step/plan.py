@@ -14,7 +14,7 @@ from torch import Tensor
 from ..hf.context import ContextReads
 from ..hf.routes import of_forest
 from ..native import core
-from ..rows.loss_masks import flat_loss_mask
+from ..rows.loss_masks import term_weights
 from ..trees import Layout, Plan
 
 Integers = NDArray[np.int64]
@@ -59,9 +59,7 @@ class StepPlan:
         self.parent = [batch.parent for batch in self._batches]
         parts = [_Parts(batch.layout()) for batch in self._batches]
         self.offsets = _row_offsets(parts)
-        size = self.offsets[-1]
-        self.weights = np.ones(size) if loss_mask is None else flat_loss_mask(loss_mask, self.offsets).astype(np.float64)
-        self.weights[self.offsets[:-1]] = 0
+        self.weights = term_weights(loss_mask, self.offsets)
         self._is_term = self.weights != 0
         self.total_weight = float(self.weights.sum())
         self.is_weighted = bool((self.weights[self._is_term] != 1).any())
