@@ -15,10 +15,9 @@ from ..commands.native import Ranks
 from ..commands.process import Process
 from ..commands.registry import COMMANDS
 from ..commands.rerun import train_arguments
-from .. import native_engine  # noqa: F401  by which watch.py finds the compiled trainer
 from ..errors import InputError
+from ..native_engine import native
 from .alarm import Alarm
-from .watch import LoopAlarm
 
 _RESTARTS = "TORCHELASTIC_RESTART_COUNT"  # set by torchrun
 
@@ -63,11 +62,16 @@ def _run(arguments: Sequence[str], process: Process) -> int:
     return status
 
 
-class RunAlarm(LoopAlarm):
-    """Of a whole run. What waits for other ranks raises the failure. A rank that does not wait goes on: it may be writing a
-    checkpoint."""
+class RunAlarm(Alarm):
+    """Of a whole run, not of a step. What waits for other ranks raises the failure. A rank that does not wait goes on: it may
+    be writing a checkpoint."""
 
-    on_lost_store = Alarm.on_lost_store  # which no rank outlives
+    def on_failure(self, failure: str) -> None:
+        native.fail_ranks(failure)
+
+    def is_stuck(self) -> bool:
+        waits: bool = native.waits_for_ranks()
+        return waits
 
 
 def _split_ranks(ranks: int) -> str:

@@ -18,7 +18,7 @@ from torch.distributed.tensor import DTensor
 
 from ..errors import Unsupported
 from ..rank_group import TENSOR
-from .replicas import EarlierGradients
+from .earlier import EarlierGradients
 
 if TYPE_CHECKING:
     from .step import Trace

@@ -22,6 +22,7 @@ from torch.nn.modules import module as module_globals
 from transformers import masking_utils, modeling_utils
 
 from ..errors import Unsupported
+from . import deepspeed
 from .code_digest import names_in
 from .config_view import original_of
 from .origin import home_of, is_library_code, stock_of, text_of
@@ -31,7 +32,6 @@ _WRAPPERS = ("accelerate.", "deepspeed.", "espalier.", "peft.", "torch.distribut
              "torch.utils.checkpoint", "transformers.", "trl.")  # fmt: skip
 # Libraries whose functions stand in for those of Transformers' modules; the patch has its own in their place.
 _KERNELS = ("causal_conv1d", "espalier", "fla", "kernels", "mamba_ssm")
-_LINEAR_OF_ZERO_3 = "deepspeed.runtime.zero.linear"  # which stands in for that of torch for the rest of the process
 _ACROSS = re.compile("enc|cross", re.IGNORECASE)  # attention to an encoder, which there is none of
 # Modules of PyTorch that take one token at a time, or hold others.
 _TOKENWISE = {"Linear", "Embedding", "LayerNorm", "RMSNorm", "Identity", "Dropout", "SiLU", "GELU", "ReLU", "Tanh", "Sigmoid",
@@ -307,7 +307,7 @@ def _is_imported(scope: Mapping[str, Any], name: str, function: Any) -> bool:
 def _is_library_function(function: Any) -> bool:
     if isinstance(function, FunctionType | MethodType | BuiltinFunctionType | functools._lru_cache_wrapper):
         function = stock_of(function)
-        return is_library_code(function) or _package_of(function) in _KERNELS or home_of(function) == _LINEAR_OF_ZERO_3
+        return is_library_code(function) or _package_of(function) in _KERNELS or deepspeed.is_linear(function)
     return str(type(function).__module__).partition(".")[0] in ("torch", "transformers", *_KERNELS)
 
 

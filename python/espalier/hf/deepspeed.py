@@ -13,6 +13,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from ..errors import Unsupported
+from .origin import home_of
 
 COUNTERS = ("ds_grads_remaining", "applied_pre_backward_ref_cnt")  # attributes of modules that change with each pass
 _PARTITIONED = "ds_id"  # an attribute of parameters under ZeRO 3
@@ -23,6 +24,11 @@ _TAKEN_OVER = (_PARTITIONED, "_hp_mapping")  # the latter: of copies in float32,
 def is_engine(model: Any) -> bool:
     """Whether a model is an engine of DeepSpeed, which answers for whatever attribute its module has."""
     return any(cls.__module__.startswith("deepspeed.") for cls in type(model).__mro__)
+
+
+def is_linear(function: Any) -> bool:
+    """Whether it is the linear map with which ZeRO 3 replaces that of torch.nn.functional, for the rest of the process."""
+    return home_of(function) == "deepspeed.runtime.zero.linear"
 
 
 def whole(module: Any) -> Any:

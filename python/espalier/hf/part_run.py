@@ -63,21 +63,32 @@ class Scan:
     ends: Integers
 
 
-class PartRun(ContextRun):
-    """A ContextRun of one shard. `frames` and `parent` are those of this rank, whose rows other ranks read as well.
+@dataclass(frozen=True)
+class PartPlan:
+    """What a PartRun is made of, as step.division.Division has it for a micro-batch.
 
-    keys   what attention reads, by window and chunk
-    scan   of recurrences
-    group  the ranks that have the other shards
+    shard   what this rank has of it
+    keys    what attention reads, by window and chunk
+    scan    of recurrences
+    group   the ranks that have the other shards
     """
 
-    def __init__(self, shard: Shard, device: torch.device, backend: str, *, keys: Callable[[int, int], core.KeyReads],
-                 scan: Callable[[], Scan], group: RankGroup, frames: Sequence[Frame], parent: Frame | None,
+    shard: Shard
+    keys: Callable[[int, int], core.KeyReads]
+    scan: Callable[[], Scan]
+    group: RankGroup
+
+
+class PartRun(ContextRun):
+    """A ContextRun of one shard. `frames` and `parent` are those of this rank, whose rows other ranks read as well."""
+
+    def __init__(self, plan: PartPlan, device: torch.device, backend: str, *, frames: Sequence[Frame], parent: Frame | None,
                  is_read: bool) -> None:  # fmt: skip
+        shard = plan.shard
         super().__init__(shard, device, backend, prev=shard.prev, reads=None, frames=frames, parent=parent,
                          ends=np.zeros(0, np.int64) if is_read else None)  # fmt: skip
         self.longest = shard.longest
-        self._reads, self._scan, self._group, self._device = keys, scan, group, device
+        self._plan, self._device = plan, device
         self._keys: dict[tuple[int, int], tuple[Route, Tensor, Tensor]] = {}
         self._scans: list[_ScanTensors] = []  # one, once a layer has asked for it
         self._turns = [torch.zeros((), device=device, requires_grad=torch.is_grad_enabled())]
@@ -88,9 +99,9 @@ class PartRun(ContextRun):
 
     def attention_contexts(self, key: Tensor, value: Tensor, window: int, chunk: int) -> Contexts:
         if (window, chunk) not in self._keys:
-            reads = self._reads(window, chunk)
+            reads = self._plan.keys(window, chunk)
             swap = Swap(reads.picks, reads.order, reads.send, reads.receive, reads.most_received)
-            self._keys[window, chunk] = (Route(swap, self._group, self._device), torch.from_numpy(reads.blocks),
+            self._keys[window, chunk] = (Route(swap, self._plan.group, self._device), torch.from_numpy(reads.blocks),
                                          torch.from_numpy(reads.positions))  # fmt: skip
         route, blocks, positions = self._keys[window, chunk]
         keys, values = ([self._left_by(frame, name) for frame in self._frames] for name in ("key", "value"))
@@ -116,7 +127,7 @@ class PartRun(ContextRun):
 
     def along_paths(self, name: str, recurrence: Recurrence) -> Tensor:
         if not self._scans:
-            self._scans.append(_ScanTensors(self._scan(), self._group, self._device))
+            self._scans.append(_ScanTensors(self._plan.scan(), self._plan.group, self._device))
         scan = self._scans[0]
         parent_states = self._from_parent(scan, self.inherited(name))
         entering = self._entering(scan, recurrence, parent_states)

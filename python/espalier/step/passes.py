@@ -16,7 +16,7 @@ from ..errors import InputError
 from ..hf.context import ContextRun, Frame
 from ..hf.dropout import Draws
 from ..hf.micro_batch import MicroBatchModel
-from ..hf.part_run import PartRun
+from ..hf.part_run import PartPlan, PartRun
 from ..hf.routes import check_replayed
 from ..rank_group import RankGroup
 from .division import Division
@@ -237,10 +237,11 @@ class Pass:
         """The same for this rank's shard of it."""
         division, plan = divided.division, self._plan
         shard = division.shard(index)
+        planned = PartPlan(shard, functools.partial(division.keys, index), functools.partial(division.scan, index),
+                           divided.group)  # fmt: skip
         run = PartRun(
-            shard, self._model.device, self._model.backend, keys=functools.partial(division.keys, index),
-            scan=functools.partial(division.scan, index), group=divided.group, parent=self.frames.get(plan.parent[index]),
-            is_read=has_readers, frames=[self.frames[ancestor] for ancestor in plan.context(index).ancestors])  # fmt: skip
+            planned, self._model.device, self._model.backend, parent=self.frames.get(plan.parent[index]), is_read=has_readers,
+            frames=[self.frames[ancestor] for ancestor in plan.context(index).ancestors])  # fmt: skip
         if self._routes is not None:
             all_routes = plan.routes(self._routes, plan.layout(index))
             run.routes = all_routes[:, torch.from_numpy(shard.tokens)].to(self._model.device)
