@@ -105,8 +105,9 @@ def test_errors_are_those_of_sampled_rows():
     ends = torch.tensor(trees.subtree_end(case.tree), dtype=torch.int32)
     side = attention_sides.gather_side(inputs, case.tree)
     assert max(attention_sides.errors_of({"a": side}, inputs, ends)["a"].values()) < 1e-12
-    inputs.q[7] += 1e-3
-    assert min(attention_sides.errors_of({"a": side}, inputs, ends)["a"].values()) > 1e-6
+    others = attention_sides.Inputs(case, case.tree.tokens, "cpu", torch.float64, 0)
+    others.q[7] += 1e-3
+    assert min(attention_sides.errors_of({"a": side}, others, ends)["a"].values()) > 1e-6
 
 
 def test_waves_on_the_cpu(tmp_path, monkeypatch):

@@ -261,7 +261,9 @@ def test_merging_is_that_of_peft(espalier, folder, kind, tmp_path, capsys, dtype
     # The sum of three products may round either way, and so may what it is added to.
     tolerance = 1e-15 if dtype == "float64" else 2**-9
     assert worst_error(ours, merged.state_dict()) <= tolerance
-    changed = [name for name, value in ours.items() if not value.equal(before[name])]
+    # Transformers 5.24 keeps routers in float32; the merged ones were rounded when they were saved.
+    changed = [name for name, value in ours.items()
+               if not value.to(getattr(torch, dtype)).equal(before[name].to(getattr(torch, dtype)))]  # fmt: skip
     adapted = {name.replace(".lora_A.weight", "").removeprefix("base_model.model.")
                for name in load_file(tmp_path / "adapter/adapter_model.safetensors") if "lora_A" in name}  # fmt: skip
     assert {name.removesuffix(".weight") for name in changed} == adapted

@@ -57,8 +57,9 @@ def expected(kind, shape):
 def parallel(kind, tensor, shards=1, dtype=torch.float64, **options):
     """The model of plain(kind) as Transformers divides it over `tensor` ranks, and FSDP2 over `shards`."""
     config = DistributedConfig(tp_size=tensor, fsdp_size=shards, **options)
-    return AutoModelForCausalLM.from_pretrained(folder_of(kind), dtype=dtype, distributed_config=config,
-                                                experts_implementation="eager").train()  # fmt: skip
+    model = AutoModelForCausalLM.from_pretrained(folder_of(kind), dtype=dtype, distributed_config=config,
+                                                 experts_implementation="eager").train()  # fmt: skip
+    return model.double() if dtype == torch.float64 else model  # since Transformers 5.24 some routers are in float32
 
 
 def mesh_of(data, context, tensor):

@@ -12,6 +12,11 @@ import torch
 from torch import Tensor
 
 
+# ZeRO 3 (by keys) and FSDP2 since PyTorch 2.13 (by fields) go through outputs to hook tensors. Logits that are computed later have
+# hooks at the head.
+_HOOKING_MODULES = ("deepspeed.runtime.zero.utils", "torch.distributed.fsdp._common_utils")
+
+
 class Deferred:
     """A tensor that is computed when it is needed: by whatever is asked of it but its shape, dtype and device."""
 
@@ -59,6 +64,11 @@ def with_deferred(output: Any, **changed: Any) -> Any:
                                       for field in fields(output)})  # fmt: skip
 
 
+def _is_hooking() -> bool:
+    """Whether the caller's caller goes through an output to hook its tensors."""
+    return sys._getframe(2).f_globals.get("__name__") in _HOOKING_MODULES
+
+
 @functools.cache
 def _class_of(cls: Any) -> Any:
     """A subclass of a class of ModelOutput."""
@@ -70,7 +80,7 @@ def _class_of(cls: Any) -> Any:
 
     def get_attribute(output: Any, name: str) -> Any:
         value = cls.__getattribute__(output, name)
-        if name == "logits" and type(value) is Deferred and "_is_being_made" not in output.__dict__:
+        if name == "logits" and type(value) is Deferred and "_is_being_made" not in output.__dict__ and not _is_hooking():
             value = output["logits"] = value.tensor()
         return value
 
@@ -88,9 +98,8 @@ def _class_of(cls: Any) -> Any:
         return OrderedDict.__getitem__(output, key) if isinstance(key, str) else cls.__getitem__(output, key)
 
     def keys(output: Any) -> Any:
-        """ZeRO 3 goes through outputs by their keys, to hook tensors. Logits that are computed later have hooks at the head."""
         names = OrderedDict.keys(output)
-        if sys._getframe(1).f_globals.get("__name__") != "deepspeed.runtime.zero.utils":
+        if not _is_hooking():
             return names
         return [name for name in names if type(OrderedDict.__getitem__(output, name)) is not Deferred]
 

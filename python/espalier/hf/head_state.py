@@ -123,7 +123,8 @@ def _plain(tensor: Tensor, name: str = "") -> Iterator[tuple[str, Tensor]]:
         yield name, tensor
         return
     for inner in tensor.__tensor_flatten__()[0]:
-        yield from _plain(getattr(tensor, inner), f"{name}.{inner}")
+        if isinstance(part := getattr(tensor, inner), Tensor):  # since PyTorch 2.15 a DTensor names its mesh as well
+            yield from _plain(part, f"{name}.{inner}")
 
 
 def _frozen(value: Any) -> Any:
