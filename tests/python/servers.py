@@ -63,6 +63,11 @@ def close_clients(address):
             service.holder.close()
 
 
+def parked(state):
+    """The folders of weights in no use below a state folder."""
+    return [folder for folder in (Path(state) / "parked-weights").iterdir() if folder.name != ".espalier"]
+
+
 def datum(tokens, targets=None, **inputs):
     """Of a sequence: each token but the last predicts the next, unless other targets are given."""
     targets = tokens[1:] if targets is None else targets

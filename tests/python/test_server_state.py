@@ -15,7 +15,7 @@ from espalier.server.errors import Refused
 from espalier.server.store import CheckpointPath, Store
 
 from engines import init_model
-from servers import Local, server
+from servers import Local, parked, server
 
 PATH = CheckpointPath("s-1:train:0", "weights", "last")
 
@@ -193,14 +193,13 @@ def three_clients(local):
 def test_adapters_on_disk_have_the_bits_of_those_in_memory(tmp_path, folder):
     with Local(folder, tmp_path / "many", max_adapters=32) as local:
         _, expected = three_clients(local)
-        assert not list((tmp_path / "many/parked").iterdir())
+        assert not parked(tmp_path / "many")
     with Local(folder, tmp_path / "one", max_adapters=1) as local:
         models, found = three_clients(local)
-        parked = tmp_path / "one/parked"
-        assert len(local.base._resident) == 1 and 3 <= len(list(parked.iterdir())) <= 12  # one for each adapter at most
+        assert len(local.base._resident) == 1 and 3 <= len(parked(tmp_path / "one")) <= 12  # one for each adapter at most
         for model in models:
             assert local.post(f"sessions/{model.split(':')[0]}/finish", {}).status_code == 204
-        assert not list(parked.iterdir()) and not local.base._resident
+        assert not parked(tmp_path / "one") and not local.base._resident
     assert found == expected and len(set(expected)) > 9
 
 
@@ -208,16 +207,17 @@ def test_an_adapter_that_cannot_be_written_stays_in_memory(tmp_path, folder):
     """A full disk, or weights that are nan: no request of another client fails."""
     with Local(folder, tmp_path, max_adapters=1) as local:
         first = local.model()
-        (tmp_path / "parked").rmdir()
-        (tmp_path / "parked").write_text("no folder: as a full disk")
+        place = tmp_path / "parked-weights"
+        place.rename(tmp_path / "elsewhere")
+        place.write_text("no folder: as a full disk")
         second = local.model()
         for number in (1, 2):
             for model in (first, second):
                 assert isinstance(local.result(fwdbwd(local, model, 2 * number - 1, [1, 2, 3])), bytes)
                 assert "metrics" in local.result(local.post("optim_step", adam(model, 2 * number)))
         assert len(local.base._resident) == 2
-        (tmp_path / "parked").unlink()
-        (tmp_path / "parked").mkdir()
+        place.unlink()
+        (tmp_path / "elsewhere").rename(place)
         local.result(fwdbwd(local, first, 5, [1, 2, 3]))
         assert len(local.base._resident) == 1
 
