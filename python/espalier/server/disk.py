@@ -24,8 +24,9 @@ def naming_full_disk(subject: object) -> Iterator[None]:
         yield
     except OSError as error:
         if error.errno in _FULL:
-            raise Refused(f"{subject}: the disk of --state is full ({os.strerror(error.errno)}); nothing was changed: make room, then "
-                          "try again", 507) from error  # fmt: skip
+            reason = os.strerror(error.errno or 0)
+            raise Refused(f"{subject}: the disk of --state is full ({reason}); nothing was changed: make room, then try again",
+                          507) from error  # fmt: skip
         raise
 
 

@@ -180,8 +180,8 @@ class Service:
             try:
                 given = new.request.user_metadata
                 texts = None if given is None else {str(name): str(value) for name, value in given.items()}
-                await asyncio.to_thread(self.store.add_run, new.model_id,
-                                        {"base_model": new.base.name, "lora": vars(new.lora), "user_metadata": texts})  # fmt: skip
+                about = {"base_model": new.base.name, "lora": vars(new.lora), "user_metadata": texts}
+                await asyncio.to_thread(self.store.add_run, new.model_id, about)
                 if self.sessions.get(session.session_id) is not session:
                     raise Refused("session_id: expected a session that goes on; it has ended")
             except Exception:

@@ -50,7 +50,8 @@ def check_files(folder: Path, subject: object) -> None:
     """Raises Refused (422) where the files of a checkpoint are not those that were written. subject: its name for the client."""
     try:
         step = int(json.loads((folder / "trainer_state.json").read_bytes())["step"])
-        fault = core.manifest_fault(folder, f"step_{step}") if (folder / "manifest.json").is_file() else "manifest.json is missing"
+        has_manifest = (folder / "manifest.json").is_file()
+        fault = core.manifest_fault(folder, f"step_{step}") if has_manifest else "manifest.json is missing"
     except (OSError, ValueError, KeyError, TypeError) as error:
         fault = f"trainer_state.json cannot be read: {error}"
     if fault:
@@ -68,8 +69,8 @@ def drop_optimizer(folder: Path) -> None:
 
 
 class Store:
-    """The folder of one server, made if it is missing. Raises InputError where another server uses it, or where something else has
-    a name that the server needs."""
+    """The folder of one server, made if it is missing. Raises InputError where another server uses it, or where something else
+    has a name that the server needs."""
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
         self.folder = Path(folder).resolve()
@@ -91,8 +92,8 @@ class Store:
         disk.make_folder(self.folder)
         for path in (self.folder / "lock", self._runs, self._parked):
             if path.is_symlink():
-                raise InputError(f"{path}: expected no link, received one, which is not followed: remove it, or name another folder "
-                                 "with --state")  # fmt: skip
+                raise InputError(f"{path}: expected no link, received one, which is not followed: remove it, or name another "
+                                 "folder with --state")  # fmt: skip
         self._lock()
         if set(os.listdir(self.folder)) <= {"lock", "runs", _PARKED}:  # else it has things for others, too
             with contextlib.suppress(PermissionError):  # the folder of another user
@@ -100,8 +101,8 @@ class Store:
         disk.make_folder(self._runs)
         marker = self._parked / _MARKER
         if self._parked.exists() and os.listdir(self._parked) and not marker.exists():
-            raise InputError(f"{self._parked}: expected a folder of the server, received one with files of others: move it, or name "
-                             "another folder with --state")  # fmt: skip
+            raise InputError(f"{self._parked}: expected a folder of the server, received one with files of others: move it, or "
+                             "name another folder with --state")  # fmt: skip
         disk.remove_tree(self._parked)
         disk.make_folder(self._parked)
         marker.touch()
@@ -248,8 +249,8 @@ class Store:
     @contextlib.contextmanager
     def writing(self, path: CheckpointPath, *, overwrite: bool = False, ttl_seconds: int | None = None,
                 user_metadata: dict[str, str] | None = None) -> Iterator[Path]:  # fmt: skip
-        """Where to write the weights. Afterwards it is the checkpoint, in place of what was there. Raises Refused: 409 if that exists
-        and `overwrite` is not given, 507 where the disk is full."""
+        """Where to write the weights. Afterwards it is the checkpoint, in place of what was there. Raises Refused: 409 if that
+        exists and `overwrite` is not given, 507 where the disk is full."""
         self._check_is_free(path, overwrite=overwrite)
         new = new_folder(self._folder(path).parent)
         self._index.add_writers(path.run, 1)
@@ -295,19 +296,21 @@ class Store:
         with self._changes:
             self._check_is_free(path, overwrite=overwrite)
             disk.remove_tree(old)
-            has_old = disk.is_folder(folder)
-            if has_old:
-                folder.rename(old)
             try:
+                if disk.is_folder(folder):
+                    folder.rename(old)
                 new.rename(folder)
+                disk.sync(folder.parent)
             except BaseException:
-                if has_old:
-                    old.rename(folder)
+                with contextlib.suppress(OSError):
+                    if not new.exists():
+                        folder.rename(new)
+                    if old.exists():
+                        old.rename(folder)
                 raise
             self._index.add(path, record)
-            disk.sync(folder.parent)
             gone = gone_folder(folder.parent)
-            if has_old:
+            with contextlib.suppress(OSError):
                 old.rename(gone)
         disk.remove_tree(gone)
 
@@ -335,8 +338,8 @@ class Store:
         disk.remove_tree(old_folder(folder))
         with contextlib.suppress(FileNotFoundError):  # removed by hand
             folder.rename(gone)
-            disk.sync(folder.parent)
         self._index.remove(path)
+        disk.sync(folder.parent)
         return gone
 
     # Now and then.
