@@ -263,7 +263,12 @@ def test_folders_of_the_user_stay(tmp_path):
         Store(tmp_path)
     assert (tmp_path / "parked-weights/car.jpg").read_text() == "mine"
     (tmp_path / "parked-weights/car.jpg").unlink()
-    Store(tmp_path)  # the refused one has let go of its locks
+    store = Store(tmp_path)  # the refused one has let go of its locks
+    store.parked().mkdir()
+    (tmp_path / "parked-weights/car.jpg").write_text("mine")
+    store.close()
+    Store(tmp_path)
+    assert [each.name for each in parked(tmp_path)] == ["car.jpg"]
 
 
 def test_a_state_folder_is_for_its_owner_alone(tmp_path):
@@ -522,6 +527,7 @@ def test_a_server_that_is_killed_and_one_that_is_asked_to_end(tmp_path, folder):
         path = local.result(local.post("save_weights", {"model_id": model, "seq_id": 1, "path": "a"}))["path"]
         os.kill(process.pid, signal.SIGKILL)
         process.wait()
+    assert not any(file.stat().st_mode & 0o077 for file in tmp_path.rglob("*"))  # for the user of the server alone
     with server(folder, tmp_path) as (address, process):
         local = Remote(address)
         assert [each["tinker_path"] for each in local.http.get("checkpoints").json()["checkpoints"]] == [path]

@@ -281,7 +281,8 @@ class App:
 
     async def _list_of_run(self, request: Request) -> Response:
         run = await self._run(request)
-        return JSONResponse({"checkpoints": list(self.service.store.checkpoints(run["training_run_id"]))})
+        found = self.service.store.checkpoints(run["training_run_id"])
+        return await asyncio.to_thread(lambda: JSONResponse({"checkpoints": list(found)}))  # without a bound
 
     async def _list_checkpoints(self, request: Request) -> Response:
         return JSONResponse(_page(self.service.store.checkpoints(), request, "checkpoints"))

@@ -136,12 +136,11 @@ class Index:
         with self._lock:
             if (run := self._runs.get(path.run)) is not None:
                 run.checkpoints[path.checkpoint_id] = record
-                run.listed = None
 
     def remove(self, path: CheckpointPath) -> None:
         with self._lock:
-            if (run := self._runs.get(path.run)) is not None and run.checkpoints.pop(path.checkpoint_id, None) is not None:
-                run.listed = None
+            if (run := self._runs.get(path.run)) is not None:
+                run.checkpoints.pop(path.checkpoint_id, None)
 
     def add_writers(self, run: str, count: int) -> None:
         """So many more checkpoints of a run are being written."""

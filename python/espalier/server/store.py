@@ -19,6 +19,7 @@ import datetime
 import fcntl
 import json
 import os
+import re
 import secrets
 import threading
 from collections.abc import Iterable, Iterator
@@ -37,6 +38,7 @@ __all__ = ["CheckpointPath", "Store", "check_files", "now"]
 
 _ADAPTER = "adapter"
 _PARKED, _MARKER = "parked-weights", ".espalier"
+_PARKED_NAME = re.compile("[0-9a-f]{16}")
 EMPTY_RUN_SECONDS = 7 * 86400  # that a run without checkpoints is kept after its model has gone
 EMPTY_RUNS = 1000              # of them; the oldest go first
 
@@ -99,13 +101,20 @@ class Store:
             with contextlib.suppress(PermissionError):  # the folder of another user
                 self.folder.chmod(0o700)
         disk.make_folder(self._runs)
+        self._empty_parked()
+
+    def _empty_parked(self) -> None:
         marker = self._parked / _MARKER
-        if self._parked.exists() and os.listdir(self._parked) and not marker.exists():
-            raise InputError(f"{self._parked}: expected a folder of the server, received one with files of others: move it, or "
-                             "name another folder with --state")  # fmt: skip
-        disk.remove_tree(self._parked)
-        disk.make_folder(self._parked)
-        marker.touch()
+        if not marker.exists():
+            if disk.entries(self._parked):
+                raise InputError(f"{self._parked}: expected a folder of the server, received one with files of others: move it, or "
+                                 "name another folder with --state")  # fmt: skip
+            disk.make_folder(self._parked)
+            marker.touch(mode=0o600)
+            disk.sync(self._parked)
+        for entry in disk.entries(self._parked):
+            if _PARKED_NAME.fullmatch(entry.name):
+                disk.remove_tree(self._parked / entry.name)
 
     def _lock(self) -> None:
         """Locks the file for file systems that cannot lock a folder, and the folder as the file may be removed."""
