@@ -107,8 +107,8 @@ class Store:
         marker = self._parked / _MARKER
         if not marker.exists():
             if disk.entries(self._parked):
-                raise InputError(f"{self._parked}: expected a folder of the server, received one with files of others: move it, or "
-                                 "name another folder with --state")  # fmt: skip
+                raise InputError(f"{self._parked}: expected a folder of the server, received one with files of others: move it, "
+                                 "or name another folder with --state")  # fmt: skip
             disk.make_folder(self._parked)
             marker.touch(mode=0o600)
             disk.sync(self._parked)
