@@ -213,7 +213,7 @@ DAMAGED = [("about.json", ""), ("about.json", "{}"), ("about.json", "[]"), ("abo
            ("run.json", ""), ("run.json", "{}"), ("run.json", '{"created": "2026-01-01", "base_model": "tiny"}'),
            ("run.json", '{"training_run_id": "s-2:train:0", "created": "2026-01-01", "base_model": "tiny", "lora": {"rank": 1}}'),
            ("run.json", '{"training_run_id": "s-1:train:0", "created": 1, "base_model": "tiny", "lora": {"rank": 1}}'),
-           ("run.json", '{"training_run_id": "s-1:train:0", "created": "2026-01-01", "base_model": 3, "lora": {"rank": "1"}}')]  # fmt: skip
+           ("run.json", '{"training_run_id": "s-1:train:0", "created": "2026-01-01", "base_model": "tiny", "lora": {"rank": "1"}}')]  # fmt: skip
 
 
 @pytest.mark.parametrize("name, text", DAMAGED)

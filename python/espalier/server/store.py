@@ -327,10 +327,16 @@ class Store:
         """When the checkpoint expires, from now on; None: never. Raises Refused: 404, 507 where the disk is full."""
         with disk.naming_full_disk(path), self._changes:
             self.find(path)
-            record = self._index.checkpoint(path)
-            assert record is not None
-            record = record.model_copy(update={"expires_at": _expiry(ttl_seconds)})
-            disk.write_json(self._folder(path) / CHECKPOINT_FILE, record.model_dump())
+            before = self._index.checkpoint(path)
+            assert before is not None
+            record = before.model_copy(update={"expires_at": _expiry(ttl_seconds)})
+            file = self._folder(path) / CHECKPOINT_FILE
+            try:
+                disk.write_json(file, record.model_dump())
+            except BaseException:
+                with contextlib.suppress(OSError):
+                    disk.write_json(file, before.model_dump())
+                raise
             self._index.add(path, record)
 
     def delete(self, path: CheckpointPath) -> None:
