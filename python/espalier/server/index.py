@@ -69,7 +69,6 @@ class _Run:
     record: RunRecord
     has_more_metadata: bool
     checkpoints: dict[str, CheckpointRecord] = field(default_factory=dict)  # by KIND/NAME
-    writers: int = 0                                                        # of checkpoints that are not there yet
 
     def live(self, now: str) -> Iterator[tuple[str, CheckpointRecord]]:
         """The checkpoints that have not expired."""
@@ -142,12 +141,6 @@ class Index:
             if (run := self._runs.get(path.run)) is not None:
                 run.checkpoints.pop(path.checkpoint_id, None)
 
-    def add_writers(self, run: str, count: int) -> None:
-        """So many more checkpoints of a run are being written."""
-        with self._lock:
-            if run in self._runs:
-                self._runs[run].writers += count
-
     # Questions. now: the time at which checkpoints have expired or have not.
 
     def record(self, run: str) -> RunRecord | None:
@@ -198,7 +191,7 @@ class Index:
         used = set(in_use)
         with self._lock:
             return sorted((run.record.created, name) for name, run in self._runs.items()
-                          if not run.checkpoints and not run.writers and name not in used)  # fmt: skip
+                          if not run.checkpoints and name not in used)  # fmt: skip
 
 
 def _listed(run: str, key: str, record: CheckpointRecord) -> dict[str, Any]:

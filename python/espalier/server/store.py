@@ -262,7 +262,6 @@ class Store:
         exists and `overwrite` is not given, 507 where the disk is full."""
         self._check_is_free(path, overwrite=overwrite)
         new = new_folder(self._folder(path).parent)
-        self._index.add_writers(path.run, 1)
         try:
             with disk.naming_full_disk(path):
                 disk.make_folder(new)
@@ -273,7 +272,6 @@ class Store:
                 disk.write_json(new / CHECKPOINT_FILE, record.model_dump())
                 self._name(path, new, record, overwrite=overwrite)
         finally:
-            self._index.add_writers(path.run, -1)
             with contextlib.suppress(OSError):
                 (new / CHECKPOINT_FILE).unlink()  # first: what is removed half-way is not whole
             disk.remove_tree(new)
