@@ -775,6 +775,12 @@ class RowsReport:
 def inspect(trajectories: Trajectories, offsets: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None, texts: bytes = ...) -> RowsReport:
     """Implements espalier.inspect: offsets int64 [V + 1]."""
 
+def manifest_fault(folder: str | os.PathLike, title: str) -> str:
+    """
+    Compares a checkpoint with the checksums of its manifest. Returns the first fault in a sentence, empty if there
+    is none. A checkpoint without a manifest has none.
+    """
+
 def run_command(name: str, options: Sequence[tuple[str, bytes]], caller: object) -> tuple[int, str]:
     """
     Runs inspect, plan or synth with options, pairs of name and text. Returns the exit status and what there is to print, as JSON.

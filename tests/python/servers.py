@@ -11,6 +11,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import httpx
+import numpy as np
 from tinker import types
 
 PYTHON = Path(__file__).resolve().parents[2] / "python"
@@ -61,6 +62,25 @@ def close_clients(address):
     for service in _clients.pop(address, []):
         with suppress(RuntimeError):  # closed by its test
             service.holder.close()
+
+
+def forward_backward(model_id, seq_id, tokens):
+    """A ForwardBackwardRequest with the cross-entropy of one sequence."""
+    from espalier.server import schema
+
+    message = schema.ForwardBackwardRequest(model_id=model_id, seq_id=seq_id, loss_fn="cross_entropy")
+    each = message.data.add()
+    each.model_input.add().encoded_text.tokens = np.array(tokens[:-1], "<i4").tobytes()
+    for name, values, dtype, kind in (("target_tokens", tokens[1:], schema.INT64, "<i8"),
+                                      ("weights", [1.0] * (len(tokens) - 1), schema.FLOAT32, "<f4")):  # fmt: skip
+        each.loss_fn_inputs[name].dense = np.array(values, kind).tobytes()
+        each.loss_fn_inputs[name].dtype = dtype
+    return message
+
+
+def parked(state):
+    """The folders of weights in no use below a state folder."""
+    return [folder for folder in (Path(state) / "parked-weights").iterdir() if folder.name != ".espalier"]
 
 
 def datum(tokens, targets=None, **inputs):

@@ -13,7 +13,7 @@ from tinker import types
 
 import transformers_reference as reference
 from engines import init_model
-from servers import Local, client, datum, prompt, server
+from servers import Local, client, datum, parked, prompt, server
 from test_server import ADAM, CLOSE, batches, logprobs_of, options_of, reference_value, saved
 
 PARAMS = types.SamplingParams(max_tokens=5, seed=4, stop=[])
@@ -183,10 +183,10 @@ def test_a_session_that_ends_leaves_no_weights(local):
         scores(sampling)
         worker = local.service.model(training.model_id).worker
         snapshots = local.service.sampler(sampling._sampling_session_id).worker
-        assert len(list((local.store.folder / "parked").iterdir())) == 2
+        assert len(parked(local.store.folder)) == 2
     assert local.service._full_models == set() and not hasattr(worker, "engine") and worker._thread._shutdown
     snapshots._thread.submit(int).result()  # after what was submitted before
-    assert list((local.store.folder / "parked").iterdir()) == [] and not hasattr(snapshots, "engine")
+    assert parked(local.store.folder) == [] and not hasattr(snapshots, "engine")
 
 
 def test_the_oldest_snapshots_of_a_session_go(local, service, monkeypatch):
@@ -195,7 +195,7 @@ def test_the_oldest_snapshots_of_a_session_go(local, service, monkeypatch):
     first, second, third = (training.save_weights_and_get_sampling_client().result() for _ in range(3))
     assert "sampling_session_id" in refusal(lambda: first.sample(prompt(5, 6), 1, PARAMS))
     assert (scores(second) == scores(third)).all()
-    assert len(list((local.store.folder / "parked").iterdir())) == 2
+    assert len(parked(local.store.folder)) == 2
 
 
 def test_a_snapshot_that_is_dropped_while_it_waits(local, service):

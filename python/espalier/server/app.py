@@ -5,9 +5,9 @@ import asyncio
 import contextlib
 import hashlib
 import hmac
+import logging
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable
-from pathlib import Path
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any, TypeVar
 
 import pydantic
@@ -27,11 +27,13 @@ from .store import CheckpointPath
 
 BODY_BYTES = 64 << 20      # of a request, after decompression
 POLL_SECONDS = 30.0        # that retrieve_future waits; clients allow 45
+PAGE_ROWS = 1000           # of a list, in one answer
 METADATA_BYTES = 4 << 20   # results above it are announced first, where the client asks for that
 CLIENT_CONFIG = {"pjwt_auth_enabled": False, "parallel_fwdbwd_chunks": True, "proto_compress_fwdbwd": True,
                  "sample_join_sampling_session": True, "use_pyqwest_transport": False,
                  "custom_loss_server_side": False}  # fmt: skip
 
+logger = logging.getLogger("uvicorn.error")
 Handler = Callable[[Request], Awaitable[Response]]
 Body = TypeVar("Body", bound=requests.Request)
 Step = TypeVar("Step", bound=requests.Turn | requests.LoadWeights)
@@ -75,14 +77,14 @@ def _parsed(body: bytes, kind: type[Body]) -> Body:
         raise Refused(f"{place}: {first['msg']}") from None
 
 
-def _page(found: list[Any], request: Request, name: str) -> dict[str, Any]:
+def _page(found: Sequence[Any], request: Request, name: str) -> dict[str, Any]:
     def number(key: str, default: int) -> int:
         text = request.query_params.get(key, str(default))
         if not re.fullmatch(r"[0-9]{1,9}", text):
             raise Refused(f"{key}: expected a whole number from 0 on, received {text[:100]!r}")
         return int(text)
 
-    limit, offset = number("limit", 20), number("offset", 0)
+    limit, offset = min(number("limit", 20), PAGE_ROWS), number("offset", 0)
     return {name: found[offset : offset + limit], "cursor": {"offset": offset, "limit": limit, "total_count": len(found)}}
 
 
@@ -182,6 +184,9 @@ class App:
                 return JSONResponse({"detail": str(error)}, 400)
             except ClientDisconnect:
                 return Response(status_code=400)
+            except OSError as error:
+                logger.warning("%s: %s", request.url.path[:200], error)
+                return JSONResponse({"detail": f"the state folder cannot be used: {error.strerror}"}, 500)
 
         return answer
 
@@ -263,42 +268,43 @@ class App:
         return JSONResponse(self.service.weights_info((await _read(request, requests.OfCheckpoint)).tinker_path))
 
     async def _list_runs(self, request: Request) -> Response:
-        runs = [{key: value for key, value in run.items() if key != "about"} for run in self.service.store.runs()]
-        return JSONResponse(_page(runs, request, "training_runs"))
+        return JSONResponse(_page(self.service.store.runs(), request, "training_runs"))
 
-    def _run(self, request: Request) -> dict[str, Any]:
-        run = self.service.store.run(request.path_params["run"])
+    async def _run(self, request: Request) -> dict[str, Any]:
+        run = await asyncio.to_thread(self.service.store.run, request.path_params["run"])
         if run is None:
             raise Refused("training_run_id: expected a known training run", 404)
         return run
 
     async def _get_run(self, request: Request) -> Response:
-        run = self._run(request)
-        del run["about"]
-        return JSONResponse(run)
+        return JSONResponse(await self._run(request))
 
     async def _list_of_run(self, request: Request) -> Response:
-        return JSONResponse({"checkpoints": self.service.store.checkpoints(self._run(request)["training_run_id"])})
+        run = await self._run(request)
+        found = self.service.store.checkpoints(run["training_run_id"])
+        return await asyncio.to_thread(lambda: JSONResponse({"checkpoints": list(found)}))  # without a bound
 
     async def _list_checkpoints(self, request: Request) -> Response:
         return JSONResponse(_page(self.service.store.checkpoints(), request, "checkpoints"))
 
     async def _delete(self, request: Request) -> Response:
-        self.service.store.delete(_path_of(request))
+        await asyncio.to_thread(self.service.store.delete, _path_of(request))
         return Response(status_code=204)
 
     async def _ttl(self, request: Request) -> Response:
-        self.service.store.set_ttl(_path_of(request), (await _read(request, requests.TimeToLive)).ttl_seconds)
+        seconds = (await _read(request, requests.TimeToLive)).ttl_seconds
+        await asyncio.to_thread(self.service.store.set_ttl, _path_of(request), seconds)
         return Response(status_code=204)
 
     async def _urls(self, request: Request) -> Response:
-        folder = self.service.store.find(_path_of(request))
+        files = await asyncio.to_thread(self.service.store.files, _path_of(request))
         prefix = str(request.url).split("/external_weights_urls")[0]
-        urls = {name: f"{prefix}/files/{name}" for name in sorted(_files(folder))}
+        urls = {name: f"{prefix}/files/{name}" for name in sorted(files)}
         return JSONResponse({"urls": urls, "expires": "9999-12-31T00:00:00Z"})
 
     async def _file(self, request: Request) -> Response:
-        file = _files(self.service.store.find(_path_of(request))).get(request.path_params["file"])
+        files = await asyncio.to_thread(self.service.store.files, _path_of(request))
+        file = files.get(request.path_params["file"])
         if file is None:
             raise Refused("expected a file of the checkpoint", 404)
         return FileResponse(file)
@@ -365,11 +371,6 @@ def _answering(answer: dict[str, Any]) -> Handler:
 def _digest(key: str) -> bytes:
     """Of an API key: compared in constant time, whatever its length."""
     return hashlib.sha256(key.encode()).digest()
-
-
-def _files(folder: Path) -> dict[str, Path]:
-    """All below a folder, by their paths from there."""
-    return {str(file.relative_to(folder)): file for file in folder.rglob("*") if file.is_file()}
 
 
 def _path_of(request: Request) -> CheckpointPath:

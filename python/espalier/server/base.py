@@ -16,7 +16,7 @@ import safetensors
 from ..adapter import Adapter
 from ..engine import Engine
 from ..errors import InputError
-from .store import Store
+from .store import Store, check_files
 from .worker import LoraSettings, TrainingWorker, Weights
 
 logger = logging.getLogger("uvicorn.error")
@@ -73,11 +73,18 @@ class Base(TrainingWorker):
         self.use(weights)
         return self._kept(Weights(self, weights.lora, weights.adapter.copy(), is_snapshot=True))
 
+    def save(self, weights: Weights, folder: Path, *, optimizer: bool) -> None:
+        self.use(weights)
+        if not optimizer:
+            assert weights.adapter is not None
+            self.engine.use(weights.adapter.copy())  # copies have none
+        self.engine.save(folder)
+
     def _opened(self, folder: Path, *, optimizer: bool) -> Adapter:
         adapter = self.engine.new_adapter(adapter=folder)
         if optimizer:
             self.engine.use(adapter)
-            self.engine.load(folder)
+            self.engine.load(folder)  # looks at the checksums again
         return adapter
 
     def _groups(self) -> dict[str, list[str]]:
@@ -97,6 +104,7 @@ class Base(TrainingWorker):
         if weights.adapter is None:
             if weights.folder is None:
                 raise InputError("expected an adapter that still exists, received one that was unloaded or whose session ended")
+            check_files(weights.folder, self.name)
             weights.adapter = self._opened(weights.folder, optimizer=not weights.is_snapshot)
             if not weights.is_snapshot:
                 weights.forget_folder()

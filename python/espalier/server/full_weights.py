@@ -6,13 +6,12 @@ gradients and optimiser, and for all samplers together the weights once.
 """
 
 import contextlib
-import os
-import shutil
 from pathlib import Path
 
 from ..engine import Engine
 from ..errors import InputError
 from .base import Base
+from .store import CheckpointPath, drop_optimizer
 from .worker import LoraSettings, TrainingWorker, Weights, Worker
 
 
@@ -47,19 +46,9 @@ class Snapshots(Worker):
         with contextlib.suppress(AttributeError):
             del self.engine
 
-    def load(self, folder: Path, lora: LoraSettings) -> Weights:
-        """The weights of a checkpoint, which may be deleted afterwards. On any thread. Raises OSError."""
-        place = self.store.parked()
-        shutil.copytree(folder, place, copy_function=_link)
-        return Weights(self, lora, folder=place, is_snapshot=True)
-
-
-def _link(source: str, target: str) -> None:
-    """A second name of the same data where the file system has such, else a copy."""
-    try:
-        os.link(source, target)
-    except OSError:
-        shutil.copy2(source, target)
+    def load(self, path: CheckpointPath, lora: LoraSettings) -> Weights:
+        """The weights of a checkpoint, which may be deleted afterwards. On any thread. Raises Refused."""
+        return Weights(self, lora, folder=self.store.second_folder(path), is_snapshot=True)
 
 
 class FullWeights(TrainingWorker):
@@ -88,10 +77,13 @@ class FullWeights(TrainingWorker):
 
     def snapshot(self, weights: Weights) -> Weights:
         folder = self.store.parked()
-        self.engine.save(folder)
-        for file in folder.glob("optimizer*"):
-            file.unlink()
+        self.save(weights, folder, optimizer=False)
         return Weights(self._snapshots, weights.lora, folder=folder, is_snapshot=True)
+
+    def save(self, weights: Weights, folder: Path, *, optimizer: bool) -> None:
+        self.engine.save(folder)
+        if not optimizer:
+            drop_optimizer(folder)
 
     def replaced(self, before: Weights, folder: Path, *, optimizer: bool) -> Weights:
         self.engine.load(folder, optimizer=optimizer)

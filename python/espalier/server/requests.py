@@ -3,13 +3,31 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import AliasChoices, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, AliasChoices, BaseModel, ConfigDict, Field
+from pydantic_core import PydanticCustomError
 
+from .index import json_bytes
 
 Int64 = Annotated[int, Field(ge=-(1 << 63), lt=1 << 63)]
 Token = Annotated[int, Field(ge=0, lt=1 << 31)]
 SeqId = Annotated[int, Field(ge=0, lt=1 << 62)]
 Number = Annotated[int, Field(ge=0, lt=10**9)]           # of a model or sampler of a session
+RUN_METADATA_BYTES = 32 << 20      # as JSON
+CHECKPOINT_METADATA_BYTES = 4096  # which lists repeat
+
+
+def _at_most(limit: int) -> AfterValidator:
+    def check(value: dict[str, Any]) -> dict[str, Any]:
+        if (size := json_bytes(value)) > limit:
+            raise PydanticCustomError("metadata", "expected at most {limit} bytes as JSON, received {size}",
+                                      {"limit": limit, "size": size})  # fmt: skip
+        return value
+
+    return AfterValidator(check)
+
+
+RunMetadata = Annotated[dict[str, Any], _at_most(RUN_METADATA_BYTES)]
+CheckpointMetadata = Annotated[dict[str, str], _at_most(CHECKPOINT_METADATA_BYTES)]
 Seconds = Annotated[int, Field(ge=1, le=10 * 366 * 86400)]  # until a checkpoint expires
 
 
@@ -58,7 +76,7 @@ class CreateModel(Request):
     base_model: str
     lora_config: Lora | None = None
     optimizer_config: Optimizer = Optimizer()
-    user_metadata: dict[str, Any] | None = None
+    user_metadata: RunMetadata | None = None
 
 
 class Adam(Request):
@@ -79,7 +97,7 @@ class SaveWeights(Turn):
     path: str | None = None
     ttl_seconds: Seconds | None = None
     overwrite: bool = False
-    user_metadata: dict[str, str] | None = None
+    user_metadata: CheckpointMetadata | None = None
 
 
 class SaveExternal(SaveWeights):
@@ -99,7 +117,7 @@ class LoadWeights(Request):
     path: str
     optimizer: bool
     optimizer_config: Optimizer | None = None
-    user_metadata: dict[str, Any] | None = None
+    user_metadata: RunMetadata | None = None
 
 
 class CreateSamplingSession(Request):

@@ -2,6 +2,7 @@
 """Runs the server until a signal ends it."""
 
 import argparse
+import os
 from typing import Any
 
 import uvicorn
@@ -46,6 +47,7 @@ def _engine_options(arguments: argparse.Namespace) -> dict[str, Any]:
 
 def serve(arguments: argparse.Namespace) -> None:
     """Raises InputError. arguments: of parse_arguments."""
+    os.umask(0o077)  # checkpoints are for the user of the server alone
     store = Store(arguments.state)
     try:
         bases = {name: Base(name, folder, _engine_options(arguments), store, arguments.max_adapters,

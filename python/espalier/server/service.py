@@ -4,7 +4,6 @@
 import asyncio
 import logging
 import secrets
-import shutil
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
@@ -43,8 +42,8 @@ class _NewModel:
     base: Base
     lora: LoraSettings
     kind: str
-    checkpoint: Path | None = None  # with whose weights it begins
-    optimizer: bool = False         # and with those of its optimiser
+    checkpoint: CheckpointPath | None = None  # with whose weights it begins
+    optimizer: bool = False                   # and with those of its optimiser
 
     @property
     def model_id(self) -> str:
@@ -118,6 +117,10 @@ class Service:
                 await self.end_what_is_over()
             except Exception:
                 logger.exception("a session could not be ended")
+            try:
+                await asyncio.to_thread(self.store.tidy, [model for each in self.sessions.values() for model in each.models])
+            except Exception:
+                logger.exception("an expired checkpoint could not be removed")
 
     async def end_what_is_over(self) -> None:
         """As `watch_sessions` does now and then."""
@@ -177,7 +180,8 @@ class Service:
             try:
                 given = new.request.user_metadata
                 texts = None if given is None else {str(name): str(value) for name, value in given.items()}
-                self.store.add_run(new.model_id, {"base_model": new.base.name, "lora": vars(new.lora), "user_metadata": texts})
+                about = {"base_model": new.base.name, "lora": vars(new.lora), "user_metadata": texts}
+                await asyncio.to_thread(self.store.add_run, new.model_id, about)
                 if self.sessions.get(session.session_id) is not session:
                     raise Refused("session_id: expected a session that goes on; it has ended")
             except Exception:
@@ -190,17 +194,24 @@ class Service:
         return self._begin(future, work())
 
     async def _new_weights(self, new: "_NewModel") -> tuple[TrainingWorker, Weights]:
-        base, folder = new.base, new.checkpoint
-        if new.lora.rank > 0:
-            def make() -> Weights:
-                if folder is None:
-                    return base.new_weights(new.lora)
+        base = new.base
+
+        def make() -> Weights:
+            if new.checkpoint is None:
+                return base.new_weights(new.lora)
+            with self.store.reading(new.checkpoint, optimizer=new.optimizer) as folder:
                 return base.load(folder, new.lora, optimizer=new.optimizer)
 
+        def make_full() -> FullWeights:
+            if new.checkpoint is None:
+                return FullWeights(base, new.lora, self._snapshots[base.name])
+            with self.store.reading(new.checkpoint, optimizer=new.optimizer) as folder:
+                return FullWeights(base, new.lora, self._snapshots[base.name], folder, optimizer=new.optimizer)
+
+        if new.lora.rank > 0:
             return base, await base.do(make)
         try:
-            full = await asyncio.to_thread(
-                FullWeights, base, new.lora, self._snapshots[base.name], folder, optimizer=new.optimizer)  # fmt: skip
+            full = await asyncio.to_thread(make_full)
         except BaseException:
             self._full_models.discard(new.model_id)
             raise
@@ -304,10 +315,9 @@ class Service:
         """Writes a checkpoint."""
         def work(model: training.Model) -> dict[str, Any]:
             path = CheckpointPath.of(request.model_id, f"{kind}/{request.path or f'{request.seq_id:06d}'}")
-            model.worker.use(model.weights)
             with self.store.writing(path, overwrite=request.overwrite or kind != "weights", ttl_seconds=request.ttl_seconds,
                                     user_metadata=request.user_metadata) as folder:  # fmt: skip
-                model.worker.engine.save(folder)
+                model.worker.save(model.weights, folder, optimizer=kind == "weights")
             return {"type": {"weights": "save_weights", "sampler_weights": "save_weights_for_sampler"}.get(
                 kind, "save_weights_external"), "path": str(path)}  # fmt: skip
 
@@ -342,13 +352,10 @@ class Service:
 
         return self._submit(request.model_id, request.seq_id, lambda model: work)
 
-    def _checkpoint(self, text: str) -> tuple[Path, Base, LoraSettings, CheckpointPath]:
+    def _checkpoint(self, text: str) -> tuple[CheckpointPath, Base, LoraSettings]:
         path = CheckpointPath.parse(text)
-        folder = self.store.find(path)
-        run = self.store.run(path.run)
-        if run is None:
-            raise Refused(f"{path}: expected a checkpoint of a known training run", 404)
-        return folder, self.base(run["base_model"]), LoraSettings(**run["about"]["lora"]), path
+        run = self.store.run_of(path)
+        return path, self.base(run.base_model), LoraSettings(**run.lora.model_dump())
 
     def load_weights(self, request: requests.LoadWeights) -> Future:
         """Into a model, or into a new one."""
@@ -357,34 +364,29 @@ class Service:
                 raise Refused("load_weights: expected model_id and seq_id, or session_id and model_seq_id, received neither")
             if request.optimizer_config is not None:
                 _check_optimizer(request.optimizer_config)
-            folder, base, lora, _ = self._checkpoint(request.path)
-            return self._new_model(_NewModel(request, base, lora, "load_weights", folder, request.optimizer))
+            path, base, lora = self._checkpoint(request.path)
+            return self._new_model(_NewModel(request, base, lora, "load_weights", path, request.optimizer))
 
         def work(model: training.Model) -> dict[str, Any]:
-            folder, base, lora, path = self._checkpoint(request.path)
+            path, base, lora = self._checkpoint(request.path)
             if model.worker.served is not base or model.lora != lora:
                 raise Refused(f"{path}: expected weights of {model.worker.name} with {model.lora}, received those of {base.name} "
                               f"with {lora}")  # fmt: skip
-            model.weights = model.worker.replaced(model.weights, folder, optimizer=request.optimizer)
+            with self.store.reading(path, optimizer=request.optimizer) as folder:
+                model.weights = model.worker.replaced(model.weights, folder, optimizer=request.optimizer)
             return {"type": "load_weights", "path": str(path), "model_id": model.model_id}
 
         return self._submit(request.model_id, request.seq_id or 0, lambda model: work)
 
     async def copy_weights(self, request: requests.CopyWeights) -> str:
         """A copy of a checkpoint under a new run. Returns its path."""
-        folder, base, lora, path = self._checkpoint(request.source_path)
-        return await asyncio.to_thread(self._copied, folder, base, lora, path, request.ttl_seconds)
-
-    def _copied(self, folder: Path, base: Base, lora: LoraSettings, path: CheckpointPath, ttl_seconds: int | None) -> str:
+        path, base, lora = self._checkpoint(request.source_path)
         run = f"copy-{secrets.token_hex(8)}:train:0"
-        self.store.add_run(run, {"base_model": base.name, "lora": vars(lora), "user_metadata": None})
-        copy = CheckpointPath(run, path.kind, path.name)
-        with self.store.writing(copy, ttl_seconds=ttl_seconds) as place:
-            shutil.copytree(folder, place)
-        return str(copy)
+        about = {"base_model": base.name, "lora": vars(lora), "user_metadata": None}
+        return str(await asyncio.to_thread(self.store.copy, path, run, about, request.ttl_seconds))
 
     def weights_info(self, text: str) -> dict[str, Any]:
-        _, base, lora, _ = self._checkpoint(text)
+        _, base, lora = self._checkpoint(text)
         return {"base_model": base.name, "is_lora": lora.rank > 0, "lora_rank": lora.rank, "train_unembed": lora.train_unembed,
                 "train_mlp": lora.train_mlp, "train_attn": lora.train_attn}  # fmt: skip
 
@@ -400,14 +402,17 @@ class Service:
             base = self.base(request.base_model)
             session.samplers[sampler_id] = Sampler(sampler_id, session, base, lambda: None)
             return sampler_id
-        folder, base, lora, path = self._checkpoint(request.model_path)
+        path, base, lora = self._checkpoint(request.model_path)
         self._make_room(session, lora)
         worker: Worker = self._snapshots[base.name] if lora.rank == 0 else base
 
         def load() -> None:
             if sampler_id not in session.samplers:  # else a repeated request was faster
-                weights = (base.load(folder, lora, optimizer=False, is_snapshot=True) if lora.rank > 0 else
-                           self._snapshots[base.name].load(folder, lora))  # fmt: skip
+                if lora.rank == 0:
+                    weights = self._snapshots[base.name].load(path, lora)
+                else:
+                    with self.store.reading(path) as folder:
+                        weights = base.load(folder, lora, optimizer=False, is_snapshot=True)
                 session.samplers[sampler_id] = Sampler(sampler_id, session, worker, lambda: weights, str(path), weights)
 
         await worker.do(load)

@@ -180,6 +180,10 @@ class TrainingWorker(Worker):
         """The weights as they are now, for sampling."""
 
     @abstractmethod
+    def save(self, weights: Weights, folder: Path, *, optimizer: bool) -> None:
+        """Writes a checkpoint, with the optimiser's state or without. Raises InputError."""
+
+    @abstractmethod
     def replaced(self, before: Weights, folder: Path, *, optimizer: bool) -> Weights:
         """The weights of a checkpoint, which take the place of others. Raises InputError, and then those stay."""
 

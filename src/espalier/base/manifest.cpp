@@ -129,4 +129,22 @@ ManifestReport check_manifest(const fs::path& folder, const std::string& title) 
   return report;
 }
 
+std::string manifest_fault(const fs::path& folder, const std::string& title,
+                           const std::function<void(const std::string&)>& note) {
+  const ManifestReport report = check_manifest(folder, title);
+  if (!report.present) {
+    note(fmt::format("{} has no {} (an older Espalier wrote it): used without checking its files",
+                     folder.string(), kManifestFile));
+    return "";
+  }
+  if (!report.faults.empty()) return report.faults.front();
+  for (const std::string& extra : report.extra) {
+    // Such files would be read as part of the model.
+    if (extra.ends_with(".safetensors") || extra.ends_with(".json"))
+      return fmt::format("{} does not belong to it", extra);
+    note(fmt::format("{} holds {}, which is not part of the checkpoint", folder.string(), extra));
+  }
+  return "";
+}
+
 }  // namespace espalier

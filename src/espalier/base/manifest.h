@@ -3,6 +3,7 @@
 #pragma once
 
 #include <filesystem>
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -28,5 +29,10 @@ struct ManifestReport {
 /// Compares a folder with its manifest, whose title must be `title`. Reads every listed file. Throws
 /// InputError only if the folder cannot be listed.
 ManifestReport check_manifest(const std::filesystem::path& folder, const std::string& title);
+
+/// Checks a checkpoint against its manifest, whose title must be `title`. Returns the fault, "" if there is
+/// none. Oddities that are not faults are reported to `note`. Throws like check_manifest.
+std::string manifest_fault(const std::filesystem::path& folder, const std::string& title,
+                           const std::function<void(const std::string&)>& note);
 
 }  // namespace espalier

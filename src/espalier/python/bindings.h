@@ -47,6 +47,7 @@ void bind_costs(nanobind::module_& module);
 void bind_plan(nanobind::module_& module);
 void bind_ranks(nanobind::module_& module);
 void bind_inspect(nanobind::module_& module);
+void bind_manifest(nanobind::module_& module);
 void bind_commands(nanobind::module_& module);
 
 }  // namespace espalier::python

@@ -18,5 +18,6 @@ NB_MODULE(_core, module) {
   espalier::python::bind_plan(module);
   espalier::python::bind_ranks(module);
   espalier::python::bind_inspect(module);
+  espalier::python::bind_manifest(module);
   espalier::python::bind_commands(module);
 }

@@ -230,23 +230,6 @@ std::optional<ConfigDifference> config_difference(const Json& saved, const Json&
   return std::nullopt;
 }
 
-std::string manifest_fault(const fs::path& folder, const std::string& name, const Note& note) {
-  const ManifestReport report = check_manifest(folder, name);
-  if (!report.present) {
-    note(fmt::format("{} has no {} (an older Espalier wrote it): used without checking its files",
-                     folder.string(), kManifestFile));
-    return "";
-  }
-  if (!report.faults.empty()) return report.faults.front();
-  for (const std::string& extra : report.extra) {
-    // Such files would be read as part of the model.
-    if (extra.ends_with(".safetensors") || extra.ends_with(".json"))
-      return fmt::format("{} does not belong to it", extra);
-    note(fmt::format("{} holds {}, which is not part of the checkpoint", folder.string(), extra));
-  }
-  return "";
-}
-
 void check_repeats(const RunState& saved, const RunState& now, const TrainOptions& options) {
   const Note no_note = [](const std::string&) {};
   check_model(kRepeat, saved.model_config, now.model_config);

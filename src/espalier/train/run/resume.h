@@ -51,9 +51,4 @@ struct ConfigDifference {
 std::optional<ConfigDifference> config_difference(const nlohmann::ordered_json& saved,
                                                   const nlohmann::ordered_json& now);
 
-/// Checks a checkpoint against its manifest, whose title must be `name`. Returns the fault, "" if there is
-/// none. Oddities that are not faults are reported to `note`.
-std::string manifest_fault(const std::filesystem::path& folder, const std::string& name,
-                           const std::function<void(const std::string&)>& note);
-
 }  // namespace espalier
