@@ -77,11 +77,11 @@ def prompt(*tokens):
 class Local:
     """A server in this process, where a test can look inside."""
 
-    def __init__(self, folder, state, max_adapters=32, api_key="", full_models=0, joins_clients=False, **options):
-        import uvicorn
-
+    def __init__(self, folder, state, max_adapters=32, api_key="", full_models=0, joins_clients=False, connections=1000,
+                 **options):  # fmt: skip
         from espalier.server.app import App
         from espalier.server.base import Base
+        from espalier.server.connections import BoundedServer
         from espalier.server.service import Service
         from espalier.server.store import Store
 
@@ -89,7 +89,7 @@ class Local:
         self.base = Base("tiny", folder, {"dtype": "float64", "threads": 1, **options}, self.store, max_adapters,
                          joins_clients=joins_clients)  # fmt: skip
         self.service = Service({"tiny": self.base}, self.store, full_models)
-        self._server = uvicorn.Server(uvicorn.Config(App(self.service, api_key).starlette(), port=0, log_level="error"))
+        self._server = BoundedServer(App(self.service, api_key).asgi(), connections, port=0, log_level="error")
         self._thread = threading.Thread(target=self._server.run, daemon=True)
 
     def __enter__(self):

@@ -33,6 +33,7 @@ MAX_SNAPSHOTS = 256        # of adapters, of a session; the one longest unused g
 MAX_FULL_SNAPSHOTS = 8     # of whole weights, likewise: each takes the disk of a model
 CLIENT_NUMBERS = 1_000_000_000  # seq_id of samples: those of the client N of a sampler begin at N times this
 MAX_DATA = 4096            # of a request
+STOP_SECONDS = 3.0         # for what fails as the server stops, such as samples, to end
 
 
 @dataclass(frozen=True)
@@ -80,7 +81,7 @@ class Service:
         for base in self.bases.values():
             if name in (base.name, str(base.folder), base.folder.name):
                 return base
-        raise Refused(f"base_model: expected one of {', '.join(self.bases)}, received {name!r}", 404)
+        raise Refused(f"base_model: expected one of {', '.join(self.bases)}, received {(name or '')[:100]!r}", 404)
 
     # Sessions.
 
@@ -127,12 +128,19 @@ class Service:
             for model in session.models.values():
                 model.fail_stalled()
 
-    async def stop(self) -> None:
-        """Takes no more requests, and waits for those that run."""
+    async def stop(self, seconds: float | None = None) -> None:
+        """Takes no more requests, and waits so many seconds for those that run; the rest fail. None: as long as it takes. Later
+        calls do nothing."""
+        if self.futures.is_closed:
+            return
         self.futures.close()
         models = [model for session in self.sessions.values() for model in session.models.values()]
-        for worker in {model.worker: None for model in models} | dict.fromkeys(self._samplers):
-            await worker.stop()
+        workers = {model.worker: None for model in models} | dict.fromkeys(self._samplers)
+        stopping = asyncio.gather(*(worker.stop() for worker in workers))
+        if not (await asyncio.wait({stopping}, timeout=seconds))[0]:
+            why = f"the server stops, and this request was not done within {seconds:g} s; send it again once the server is back"
+            self.futures.fail_pending(Failure(why))
+            await asyncio.wait({stopping}, timeout=STOP_SECONDS)
         self.futures.release()
 
     # Models.
@@ -494,7 +502,7 @@ def _prompt(request: requests.Sample, worker: Worker) -> tuple[Any, int]:
     """Tokens of a prompt, and how many may be sampled."""
     for chunk in request.prompt.chunks:
         if chunk.type != "encoded_text":
-            raise Refused(f"prompt: expected chunks of tokens alone, received one of type {chunk.type!r}")
+            raise Refused(f"prompt: expected chunks of tokens alone, received one of type {chunk.type[:100]!r}")
     ids = [token for chunk in request.prompt.chunks for token in chunk.tokens]
     if not 1 <= len(ids) < worker.max_context:
         raise Refused(f"prompt: expected 1 to {worker.max_context - 1} tokens, received {len(ids)}")
@@ -529,7 +537,7 @@ def _dropping(worker: Worker, session: Session) -> Callable[[], None]:
 
 def _check_optimizer(optimizer: requests.Optimizer) -> None:
     if optimizer.type != "adamw":
-        raise Refused(f"optimizer_config: expected adamw, the optimiser of this server, received {optimizer.type!r}")
+        raise Refused(f"optimizer_config: expected adamw, the optimiser of this server, received {optimizer.type[:100]!r}")
 
 
 _tasks: set[asyncio.Task[None]] = set()
