@@ -23,6 +23,7 @@ from espalier.server import connections
 from espalier.server.connections import BYTES_PER_SECOND, IDLE_SECONDS, PATIENCE_SECONDS, BoundedServer, LogLimit, connection_limit
 
 LARGE = 64 << 20
+LONG = 60  # seconds, in which what a test waits for happens by far
 
 
 class Small:
@@ -54,7 +55,7 @@ class Small:
         async def run():
             return work()
 
-        return asyncio.run_coroutine_threadsafe(run(), self.loop).result(60)
+        return asyncio.run_coroutine_threadsafe(run(), self.loop).result(LONG)
 
     def tick(self, count=1):
         for _ in range(count):
@@ -65,7 +66,7 @@ class Small:
         return self.call(lambda: len(self.server.server_state.connections))
 
     def until(self, condition):
-        until = time.monotonic() + 60
+        until = time.monotonic() + LONG
         while not condition():
             assert time.monotonic() < until
             time.sleep(0.01)
@@ -73,7 +74,7 @@ class Small:
     def connect(self, data=b"", **options):
         """A socket that has sent this, once the server has read it."""
         known = self.call(lambda: set(self.server.server_state.connections))
-        client = socket.create_connection(("127.0.0.1", self.port), timeout=60)
+        client = socket.create_connection(("127.0.0.1", self.port), timeout=LONG)
         new = lambda: self.call(lambda: [each for each in self.server.server_state.connections if each not in known])
         self.until(new)
         if data:

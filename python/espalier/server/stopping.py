@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Signals that end the server: the first one in order, the second one at once."""
 
+import contextlib
 import os
 import signal
 import threading
@@ -8,8 +9,6 @@ from types import FrameType, TracebackType
 from typing import Any
 
 import uvicorn
-
-from ..commands.console import say
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -41,11 +40,18 @@ class EndOnSignals:
             _end(number, "a second signal came")
         self._first = number
         self._server.should_exit = True
+        _say("ends after what has begun; a second signal ends it at once")
         last = threading.Timer(self._seconds, _end, (number, f"it has not ended within {self._seconds:g} s"))
         last.daemon = True
         last.start()
 
 
 def _end(number: int, why: str) -> None:
-    say(f"espalier serve: ends at once: {why}")
+    _say(f"ends at once: {why}")
     os._exit(128 + number)
+
+
+def _say(text: str) -> None:
+    """Not through sys.stderr, which a handler of signals may have interrupted."""
+    with contextlib.suppress(OSError):
+        os.write(2, f"espalier serve: {text}\n".encode())
