@@ -18,7 +18,7 @@ from starlette.routing import Route
 
 from espalier.errors import InputError, UsageError
 from espalier.server import access, arguments, bodies, requests, signing
-from espalier.server.access import Access
+from espalier.server.access import Access, Door
 from espalier.server.app import _answer_to
 from espalier.server.arguments import parse_arguments
 from espalier.server.errors import Refused
@@ -26,14 +26,14 @@ from espalier.server.listening import listen, url_of
 from espalier.server.signing import Signer
 
 
-class Door:
+class Client:
     """A client of an application behind Access, without a network."""
 
     def __init__(self, api_key="", hosts=(), clock=lambda: 1000.0):
         self.signer = Signer(clock)
         self.reached = []
         routes = [Route("/api/v1/{path:path}", self._answer, methods=["GET", "POST", "PUT", "DELETE"])]
-        self.access = Access(Starlette(routes=routes), api_key, hosts, self.signer)
+        self.access = Access([Door(api_key, Starlette(routes=routes), self.signer)], hosts)
 
     async def _answer(self, request: Request):
         self.reached.append(request.url.path)
@@ -54,7 +54,7 @@ class Door:
     ("localhost.page.example", 421), ("box.example.page.example", 421), ("127.0.0.1@page.example", 421), ("", 421),
 ])  # fmt: skip
 def test_a_name_that_was_bound_to_this_machine_reads_nothing(host, status):
-    door = Door(hosts=["Box.example"])
+    door = Client(hosts=["Box.example"])
     answer = door("GET", "/api/v1/sessions", {"Host": host})
     assert answer.status_code == status and bool(door.reached) == (status == 200)
     assert status == 200 or answer.json()["detail"].startswith("Host: expected")
@@ -68,7 +68,7 @@ def test_a_name_that_was_bound_to_this_machine_reads_nothing(host, status):
 ])  # fmt: skip
 @pytest.mark.parametrize("method", ["GET", "POST", "PUT", "DELETE"])
 def test_a_page_in_a_browser_changes_nothing(headers, method):
-    door = Door()
+    door = Client()
     answer = door(method, "/api/v1/create_session", headers, b"{}")
     assert answer.status_code == (415 if "Content-Type" in headers else 403) and not door.reached
     assert answer.json()["detail"].startswith(next(iter(headers)))
@@ -79,11 +79,11 @@ def test_a_page_in_a_browser_changes_nothing(headers, method):
     {"Sec-Fetch-Site": "same-origin"}, {"Sec-Fetch-Site": "none"},
 ])  # fmt: skip
 def test_what_clients_send_is_served(headers):
-    assert Door()("POST", "/api/v1/create_session", headers, b"{}").json() == {"bytes": 2}
+    assert Client()("POST", "/api/v1/create_session", headers, b"{}").json() == {"bytes": 2}
 
 
 def test_a_key_is_needed_but_for_the_health_of_the_server():
-    door = Door("tml-secret")
+    door = Client("tml-secret")
     assert door("GET", "/api/v1/healthz").status_code == 200
     for path in ("/api/v1/sessions", "/metrics", "/api/v1/healthz/", "/nothing"):
         assert door("GET", path).status_code == 401
@@ -93,7 +93,7 @@ def test_a_key_is_needed_but_for_the_health_of_the_server():
 
 def test_a_signed_url_reads_one_file_for_a_time():
     now = [1000.0]
-    door = Door("tml-secret", clock=lambda: now[0])
+    door = Client("tml-secret", clock=lambda: now[0])
     path = "/api/v1/training_runs/s-1:train:0/checkpoints/weights/a/files/x y.bin"
     query, expires = door.signer.query(path)
     assert expires == 1000 + signing.SECONDS
@@ -124,7 +124,7 @@ def test_bodies_that_come_at_the_same_time_are_bounded(monkeypatch):
         begun.set()
         await go.wait()
 
-    door = Access(inside, "", [], Signer())
+    door = Access([Door("", inside, Signer())], [])
     scope = {"type": "http", "method": "POST", "path": "/", "headers": [(b"host", b"localhost")]}
 
     def body(size):
@@ -150,7 +150,7 @@ def test_an_answer_that_fails_while_it_is_sent_is_one_line(tmp_path, caplog):
         await FileResponse(tmp_path / "gone")(scope, receive, send)
 
     scope = {"type": "http", "method": "GET", "path": "/x\n", "headers": [(b"host", b"localhost")]}
-    asyncio.run(Access(inside, "", [], Signer())(scope, None, None))
+    asyncio.run(Access([Door("", inside, Signer())], [])(scope, None, None))
     (record,) = caplog.records
     assert "RuntimeError" in record.getMessage() and "\n" not in record.getMessage() and not record.exc_info
 
@@ -213,12 +213,12 @@ def test_flags_that_mean_nothing_are_refused(tmp_path, monkeypatch, capsys, flag
 
 def test_the_key_is_that_of_the_flag_or_of_the_environment(tmp_path, monkeypatch):
     monkeypatch.delenv("ESPALIER_API_KEY", raising=False)
-    assert parse_arguments(["--model", str(tmp_path)]).api_key == ""
+    assert parse_arguments(["--model", str(tmp_path)]).api_keys == {}
     monkeypatch.setenv("ESPALIER_API_KEY", "tml-environment")
-    assert parse_arguments(["--model", str(tmp_path)]).api_key == "tml-environment"
-    assert parse_arguments(["--model", str(tmp_path), "--api-key", "tml-flag"]).api_key == "tml-flag"
+    assert parse_arguments(["--model", str(tmp_path)]).api_keys == {"": "tml-environment"}
+    assert parse_arguments(["--model", str(tmp_path), "--api-key", "tml-flag"]).api_keys == {"": "tml-flag"}
     monkeypatch.setattr(arguments.os, "environ", {"ESPALIER_API_KEY": ""})
-    assert parse_arguments(["--model", str(tmp_path), "--api-key", "tml-flag"]).api_key == "tml-flag"
+    assert parse_arguments(["--model", str(tmp_path), "--api-key", "tml-flag"]).api_keys == {"": "tml-flag"}
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "0"])

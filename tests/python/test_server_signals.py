@@ -18,6 +18,7 @@ pytest.importorskip("uvicorn", reason="the HTTP server of `espalier serve`")
 
 from espalier.commands.command import run_command
 from espalier.server import run
+from espalier.server.access import Access
 from espalier.server.app import App
 from espalier.server.listening import listen, url_of
 from espalier.server.service import Service
@@ -32,22 +33,26 @@ class Work:
     """Has begun a request, and ends with it, as samples do; or never."""
 
     def __init__(self, future, is_stuck):
-        self.future, self.is_stuck, self.is_stopped = future, is_stuck, False
+        self.future, self.is_stuck, self.cancelled = future, is_stuck, asyncio.Event()
 
     def start(self):
         pass
 
     async def stop(self):
-        self.is_stopped = True
         if self.is_stuck:
             await asyncio.Event().wait()
-        await self.future.news.wait()
+        await self.cancelled.wait()
+
+    def cancel(self, request_id):
+        assert self.future.payload is not None
+        self.cancelled.set()
 
 
 def serve(listener, state, stop_seconds, is_stuck):
     service = Service({}, Store(state))
-    service._samplers[Work(service.futures.create(REQUEST), is_stuck)] = None
-    server = run._Server(App(service, ""), stop_seconds)
+    work = Work(service.futures.create(REQUEST), is_stuck)
+    service._samplers[work] = work
+    server = run._Server(Access([App(service).door("")], ()), service, stop_seconds)
     with EndOnSignals(server, stop_seconds + run.LAST_SECONDS):
         server.run([listener])
 

@@ -6,7 +6,8 @@ import hmac
 import ipaddress
 import logging
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 from starlette.datastructures import Headers
 from starlette.responses import JSONResponse
@@ -24,34 +25,41 @@ _OF_FORMS = ("application/x-www-form-urlencoded", "multipart/form-data", "text/p
 _OPEN_PATH = "/api/v1/healthz"
 
 
-class Access:
-    """An application of ASGI that hands those requests over to another one that may come in, and refuses the rest.
+@dataclass(frozen=True)
+class Door:
+    """An application of ASGI, the key that opens it ("": none is needed), and the signer of its URLs that need no key."""
 
-    api_key: that clients have to send; "": none. hosts: names that a request may give as its Host, beside addresses in digits and
-    `localhost`. A page in a browser reaches this machine under a name of its own, or says where it is from; official clients do
-    neither. signer: of URLs that need no key.
+    api_key: str
+    app: ASGIApp
+    signer: Signer
+
+
+class Access:
+    """An application of ASGI that hands a request over to the one whose key it has, and refuses others.
+
+    doors: one for each key, or a single one that needs none; what is no request goes to the first. hosts: names that a request
+    may give as its Host, beside addresses in digits and `localhost`. A page in a browser reaches this machine under a name of its
+    own, or says where it is from; official clients do neither.
     """
 
-    def __init__(self, app: ASGIApp, api_key: str, hosts: Iterable[str], signer: Signer) -> None:
-        self._app = app
-        self._key = _digest(api_key) if api_key else b""
+    def __init__(self, doors: Sequence[Door], hosts: Iterable[str]) -> None:
+        self._doors = [(_digest(door.api_key), door) for door in doors]
         self._hosts = {host.lower() for host in hosts} | {"localhost"}
-        self._signer = signer
         self._incoming = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
-            await self._app(scope, receive, send)
+            await self._doors[0][1].app(scope, receive, send)
             return
         headers = Headers(scope=scope)
         try:
             self._check_host(headers)
             _check_origin(headers)
-            self._check_key(scope, headers)
+            door = self._door(scope, headers)
         except Refused as error:
             await JSONResponse({"detail": str(error)}, error.status)(scope, receive, send)
             return
-        await self._hand_over(scope, receive, send)
+        await self._hand_over(door.app, scope, receive, send)
 
     def _check_host(self, headers: Headers) -> None:
         text = headers.get("host", "")
@@ -61,14 +69,21 @@ class Access:
             raise Refused(f"Host: expected an address in digits, localhost or a name of --allow-host, received {text[:100]!r}",
                           421)  # fmt: skip
 
-    def _check_key(self, scope: Scope, headers: Headers) -> None:
-        if not self._key or scope["path"] == _OPEN_PATH or self._signer.has_signed(scope):
-            return
-        key = headers.get("x-api-key") or headers.get("authorization", "").removeprefix("Bearer ")
-        if not hmac.compare_digest(self._key, _digest(key)):
-            raise Refused("expected the API key of this server (TINKER_API_KEY, header X-API-Key)", 401)
+    def _door(self, scope: Scope, headers: Headers) -> Door:
+        """Which one a request opens. All keys are compared, whichever fits. Raises Refused."""
+        first = self._doors[0][1]
+        if not first.api_key or scope["path"] == _OPEN_PATH:
+            return first
+        for _, door in self._doors:
+            if door.signer.has_signed(scope):
+                return door
+        key = _digest(headers.get("x-api-key") or headers.get("authorization", "").removeprefix("Bearer "))
+        opened = [door for digest, door in self._doors if hmac.compare_digest(digest, key)]
+        if not opened:
+            raise Refused("expected an API key of this server (TINKER_API_KEY, header X-API-Key)", 401)
+        return opened[0]
 
-    async def _hand_over(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _hand_over(self, app: ASGIApp, scope: Scope, receive: Receive, send: Send) -> None:
         """Counts what has come of its body until the request is answered."""
         count = 0
 
@@ -83,7 +98,7 @@ class Access:
             return message
 
         try:
-            await self._app(scope, counted, send)
+            await app(scope, counted, send)
         except Exception as error:  # of the answer itself: a file that vanishes while it is read
             logger.error("%s %s: %s", scope["method"], clipped(printable(scope["path"])), printable(in_one_line(error)))
         finally:

@@ -8,7 +8,7 @@ import errno
 import logging
 import os
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import quote
@@ -22,7 +22,7 @@ from starlette.routing import Route
 from ..commands.console import clipped, printable
 from ..errors import InputError, in_one_line
 from . import requests, schema
-from .access import Access
+from .access import Door
 from .bodies import parsed, read_body, read_json
 from .errors import Refused
 from .futures import Failure, Future
@@ -53,13 +53,11 @@ def _page(found: list[Any], request: Request, name: str) -> dict[str, Any]:
 
 
 class App:
-    """The handlers of all routes. api_key: that clients have to send; "": none. hosts: names by which clients may ask for this
-    machine, beside `localhost` and addresses."""
+    """The handlers of all routes."""
 
-    def __init__(self, service: Service, api_key: str, hosts: Iterable[str] = ()) -> None:
+    def __init__(self, service: Service) -> None:
         self.service = service
         self._signer = Signer()
-        self._key, self._hosts = api_key, hosts
 
     def _promise(self, future: Future, body: bytes = b"") -> Response:
         self.service.futures.add_body(future, len(body))
@@ -82,8 +80,8 @@ class App:
 
         return promise
 
-    def asgi(self) -> Access:
-        """The application for a server of ASGI."""
+    def door(self, api_key: str) -> Door:
+        """Through which clients with this key come to it; "": all clients."""
         def post(path: str, handler: Handler) -> Route:
             return Route(f"/api/v1/{path}", self._safe(handler), methods=["POST"])
 
@@ -123,16 +121,17 @@ class App:
             Route("/api/v1/sessions/{session}/project", self._safe(self._not_served), methods=["PUT"]),
             get("sessions/{session}/trace_export", self._not_served),
             Route("/metrics", self._safe(self._metrics), methods=["GET"])]  # fmt: skip
-        return Access(Starlette(routes=routes, lifespan=self._lifespan), self._key, self._hosts, self._signer)
+        return Door(api_key, Starlette(routes=routes, lifespan=self._lifespan), self._signer)
 
     @contextlib.asynccontextmanager
     async def _lifespan(self, app: Starlette) -> AsyncIterator[None]:
         self.service.start()
-        watch = asyncio.get_running_loop().create_task(self.service.watch_sessions())
+        watches = [asyncio.get_running_loop().create_task(service.watch_sessions()) for service in self.service.services]
         try:
             yield
         finally:
-            watch.cancel()
+            for watch in watches:
+                watch.cancel()
             await self.service.stop()
 
     def _safe(self, handler: Handler) -> Handler:
@@ -297,7 +296,7 @@ class App:
 
     async def _retrieve(self, request: Request) -> Response:
         asked = await read_json(request, requests.RetrieveFuture)
-        future = self.service.futures.get(asked.request_id)
+        future = self.service.future(asked.request_id)
         if future is None:
             raise Refused("request_id: expected a request of this server whose result has not expired", 410)
         with contextlib.suppress(TimeoutError):

@@ -50,6 +50,9 @@ def serve_parser() -> ArgumentParser:
     add("--api-key", metavar="KEY",
         help="key that clients have to send; the list of processes shows it, unlike ESPALIER_API_KEY (default: that of "
              "ESPALIER_API_KEY, else none)")  # fmt: skip
+    add("--api-key-file", type=Path, metavar="FILE",
+        help="lines of a NAME and its KEY: clients of each key have models, samplers and checkpoints of their own, and see none "
+             "of others")  # fmt: skip
     add("--stop-seconds", type=positive, default=30, metavar="N",
         help="how long SIGTERM, SIGHUP or Ctrl-C let go on what has begun; what is left then fails, and a second signal ends the "
              "server at once (default: %(default)s)")  # fmt: skip
@@ -82,7 +85,7 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     found.model = _models(parser, found.model)
     if not found.host:
         parser.error("argument --host: expected an address or a name, received an empty text")
-    found.api_key = _api_key(parser, found.api_key)
+    found.api_keys = _api_keys(parser, found.api_key, found.api_key_file)
     return found
 
 
@@ -92,11 +95,32 @@ def _port(text: str) -> int:
     return int(text)
 
 
-def _api_key(parser: ArgumentParser, flag: str | None) -> str:
-    """The key; "": none."""
+def _api_keys(parser: ArgumentParser, flag: str | None, file: Path | None) -> dict[str, str]:
+    """Keys by name: that of --api-key or the environment has the name "", those of a file the others."""
     name, key = ("argument --api-key", flag) if flag is not None else ("ESPALIER_API_KEY", os.environ.get("ESPALIER_API_KEY"))
-    if key is None:
-        return ""
+    keys = {} if key is None else {"": _checked(parser, name, key)}
+    if file is None:
+        return keys
+    try:
+        lines = file.read_text(encoding="utf-8").splitlines()
+    except (OSError, ValueError) as error:
+        parser.error(f"argument --api-key-file: {file} cannot be read: {error}")
+    for number, line in enumerate(lines, start=1):
+        if not line.strip() or line.startswith("#"):
+            continue
+        place = f"argument --api-key-file: {file}:{number}"
+        name, *rest = line.split()
+        if not re.fullmatch(r"[A-Za-z0-9_]{1,32}", name) or len(rest) != 1:
+            parser.error(f"{place}: expected a NAME of at most 32 letters, digits and _, and a KEY, received another line")
+        if name in keys or rest[0] in keys.values():
+            parser.error(f"{place}: expected another name and another key in each line, received one twice")
+        keys[name] = _checked(parser, place, rest[0])
+    if not keys.keys() - {""}:
+        parser.error(f"argument --api-key-file: expected lines of a NAME and its KEY in {file}, received none")
+    return keys
+
+
+def _checked(parser: ArgumentParser, name: str, key: str) -> str:
     if not re.fullmatch(r"[!-~]{1,1000}", key):
         parser.error(f"{name}: expected a key of 1 to 1000 visible ASCII characters, received another text; a variable that is "
                      "empty is no key")  # fmt: skip

@@ -5,10 +5,11 @@ import argparse
 import contextlib
 import logging
 import socket
-from collections.abc import Generator
+from collections.abc import Generator, Iterator, Mapping
 from typing import Any
 
 from ..commands.console import say
+from .access import Access
 from .app import App
 from .base import Base
 from .connections import BoundedServer, LogLimit, connection_limit
@@ -23,9 +24,9 @@ LAST_SECONDS = 10  # after --stop-seconds, to answer clients
 class _Server(BoundedServer):
     """Says where it listens once it does."""
 
-    def __init__(self, app: App, stop_seconds: float) -> None:
-        super().__init__(app.asgi(), connection_limit(), log_level="warning")
-        self._service = app.service
+    def __init__(self, app: Access, service: Service, stop_seconds: float) -> None:
+        super().__init__(app, connection_limit(), log_level="warning")
+        self._service = service
         self._stop_seconds = stop_seconds
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -55,10 +56,21 @@ def _engine_options(arguments: argparse.Namespace) -> dict[str, Any]:
     return {name: value for name, value in given.items() if value is not None}
 
 
+def _services(service: Service, keys: Mapping[str, str], stack: contextlib.ExitStack) -> Iterator[tuple[str, Service]]:
+    """Those of all keys, with their keys; "": the one of all clients, where there are no keys. Raises InputError."""
+    for name, key in (keys or {"": ""}).items():
+        if not name:
+            yield key, service
+        else:
+            store = Store(service.store.folder / "keys" / name)
+            stack.callback(store.close)
+            yield key, service.for_key(name, store)
+
+
 def serve(arguments: argparse.Namespace) -> None:
     """Raises InputError. arguments: of parse_arguments."""
     with contextlib.ExitStack() as stack:
-        listener = stack.enter_context(listen(arguments.host, arguments.port, has_key=bool(arguments.api_key)))
+        listener = stack.enter_context(listen(arguments.host, arguments.port, has_key=bool(arguments.api_keys)))
         store = stack.enter_context(contextlib.closing(Store(arguments.state)))
         bases = {name: Base(name, folder, _engine_options(arguments), store, arguments.max_adapters,
                             joins_clients=arguments.join_clients)
@@ -67,7 +79,8 @@ def serve(arguments: argparse.Namespace) -> None:
         hosts = [arguments.host, *arguments.allow_host]
         if arguments.host not in ("localhost", "127.0.0.1", "::1"):
             hosts.append(socket.gethostname())
-        server = _Server(App(service, arguments.api_key, hosts), arguments.stop_seconds)
+        app = Access([App(each).door(key) for key, each in _services(service, arguments.api_keys, stack)], hosts)
+        server = _Server(app, service, arguments.stop_seconds)
         for name in ("uvicorn.error", "asyncio"):
             logging.getLogger(name).addFilter(LogLimit())
         with EndOnSignals(server, arguments.stop_seconds + LAST_SECONDS):

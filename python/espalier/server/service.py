@@ -2,6 +2,7 @@
 """What the routes do: sessions, models, samplers and checkpoints of one server. Runs on the thread of the event loop."""
 
 import asyncio
+import copy
 import logging
 import secrets
 import shutil
@@ -62,6 +63,9 @@ class Service:
         self.counter = Counter()
         self.records = Records()
         self.sessions: dict[str, Session] = {}
+        self._prefix = "s-"  # of the ids of sessions, with which all other ids begin
+        self._plain: dict[str, Weights] | None = None  # adapters of zeros, by base; None: the bases themselves are sampled
+        self.services = [self]  # with those of other keys
         self._max_full_models = max_full_models
         self._full_models: set[str] = set()  # their ids, from the request for them on
         self._snapshots = {name: Snapshots(base) for name, base in self.bases.items()}
@@ -70,6 +74,21 @@ class Service:
             samplers = sampling.Samplers(worker, self.futures, self.counter, self.records.add, _tokenizer(worker.folder))
             self._samplers[worker] = samplers
             worker.add(samplers)
+
+    def for_key(self, name: str, store: Store) -> "Service":
+        """That of clients with another key. It shares the models, their threads and the bounds of what waits; sessions, and what
+        they have, checkpoints and kept prefixes are its own."""
+        other = copy.copy(self)
+        other.store, other.sessions, other._plain, other._prefix = store, {}, {}, f"k-{name}-"
+        self.services.append(other)
+        return other
+
+    def future(self, request_id: str) -> Future | None:
+        """As Futures.get, unless the request is that of another key."""
+        return self.futures.get(request_id) if request_id.startswith(self._prefix) else None
+
+    def _recorded(self, sequence_id: str) -> Any:
+        return self.records.get(sequence_id) if sequence_id.startswith(self._prefix) else None
 
     def start(self) -> None:
         """Once the event loop runs."""
@@ -89,7 +108,7 @@ class Service:
         """Raises Refused where there are too many."""
         if len(self.sessions) >= MAX_SESSIONS:
             raise Refused(f"expected at most {MAX_SESSIONS} sessions, received one more", 429)
-        session = Session(f"s-{secrets.token_hex(8)}", request.display_name)
+        session = Session(f"{self._prefix}{secrets.token_hex(8)}", request.display_name)
         self.sessions[session.session_id] = session
         return session
 
@@ -134,12 +153,14 @@ class Service:
         if self.futures.is_closed:
             return
         self.futures.close()
-        models = [model for session in self.sessions.values() for model in session.models.values()]
+        sessions = [session for service in self.services for session in service.sessions.values()]
+        models = [model for session in sessions for model in session.models.values()]
         workers = {model.worker: None for model in models} | dict.fromkeys(self._samplers)
         stopping = asyncio.gather(*(worker.stop() for worker in workers))
         if not (await asyncio.wait({stopping}, timeout=seconds))[0]:
             why = f"the server stops, and this request was not done within {seconds:g} s; send it again once the server is back"
             self.futures.fail_pending(Failure(why))
+            self.cancel("")  # of all that nobody waits for any more, samplers let go
             await asyncio.wait({stopping}, timeout=STOP_SECONDS)
         self.futures.release()
 
@@ -283,7 +304,7 @@ class Service:
                 raise Refused(f"data: expected 1 to {MAX_DATA} of a request, received {len(message.data)}")
             worker = model.worker
             data = [datum_of(datum, worker.vocab_size, worker.max_context) for datum in message.data]
-            loss = RequestLoss(message.loss_fn, config, data, self.records.get)
+            loss = RequestLoss(message.loss_fn, config, data, self._recorded)
             return training.Passes(data, loss, message.forward_only)
 
         return self._submit(message.model_id, message.seq_id, make)
@@ -293,7 +314,7 @@ class Service:
 
     def unload_model(self, model_id: str) -> Future:
         """Forgets a model; its checkpoints stay."""
-        if (known := self.futures.get(f"{model_id}:unload")) is not None:
+        if (known := self.future(f"{model_id}:unload")) is not None:
             return known
         model = self.model(model_id)
         future = self.futures.create(f"{model_id}:unload")
@@ -406,7 +427,8 @@ class Service:
             return sampler_id
         if request.model_path is None:
             base = self.base(request.base_model)
-            session.samplers[sampler_id] = Sampler(sampler_id, session, base, lambda: None)
+            plain = await self._plain_weights(base)
+            session.samplers[sampler_id] = Sampler(sampler_id, session, base, lambda: plain)
             return sampler_id
         folder, base, lora, path = self._checkpoint(request.model_path)
         self._make_room(session, lora)
@@ -422,6 +444,15 @@ class Service:
         if self.sessions.get(session.session_id) is not session:
             await worker.do(_dropping(worker, session))
         return sampler_id
+
+    async def _plain_weights(self, base: Base) -> Weights | None:
+        """What is sampled for a base. Weights of its own keep the prefixes of a key apart from those of others."""
+        if self._plain is None:
+            return None
+        if base.name not in self._plain:
+            made = await base.do(base.zeros)
+            self._plain.setdefault(base.name, made)
+        return self._plain[base.name]
 
     def _make_room(self, session: Session, lora: LoraSettings) -> None:
         """For a snapshot more of this kind."""
@@ -494,6 +525,8 @@ class Service:
                 continue
 
     def cancel(self, request_id: str) -> None:
+        if request_id and self.future(request_id) is None:
+            return
         for samplers in self._samplers.values():
             samplers.cancel(request_id)
 
