@@ -17,7 +17,7 @@ from starlette.responses import FileResponse, JSONResponse
 from starlette.routing import Route
 
 from espalier.errors import InputError, UsageError
-from espalier.server import access, arguments, bodies, requests, signing
+from espalier.server import access, arguments, bodies, command, requests, signing
 from espalier.server.access import Access, Door
 from espalier.server.app import _answer_to
 from espalier.server.arguments import parse_arguments
@@ -243,3 +243,15 @@ def test_a_port_that_is_taken_and_an_address_of_another_machine():
     with listen("localhost", 0, has_key=False) as listener:
         assert urlsplit(url_of(listener)).hostname in ("127.0.0.1", "::1")
         assert listener.family in (socket.AF_INET, socket.AF_INET6)
+
+
+def test_a_server_that_cannot_begin_says_why_in_one_line(tmp_path, monkeypatch, capsys):
+    """Before it reads a model."""
+    monkeypatch.delenv("ESPALIER_API_KEY", raising=False)
+    with listen("127.0.0.1", 0, has_key=False) as listener:
+        taken = str(listener.getsockname()[1])
+        for flags, status, words in ((["--port", taken], 1, "--port: expected a free port"), (["--host", "300.1.1.1"], 1, "--host: expected"),
+                                     (["--host", "0.0.0.0"], 2, "without a key")):
+            assert command.main(["--model", str(tmp_path), "--state", str(tmp_path / "state"), *flags]) == status
+            said = capsys.readouterr().err
+            assert words in said and said.count("\n") == 1 and not (tmp_path / "state").exists()
