@@ -23,7 +23,7 @@ from espalier.server import connections
 from espalier.server.connections import BYTES_PER_SECOND, IDLE_SECONDS, PATIENCE_SECONDS, BoundedServer, LogLimit, connection_limit
 
 LARGE = 64 << 20
-LONG = 60  # seconds, in which what a test waits for happens by far
+LONG = 600  # seconds, in which what a test waits for happens by far
 
 
 class Small:

@@ -25,7 +25,7 @@ from espalier.server.service import Service
 from espalier.server.stopping import EndOnSignals
 from espalier.server.store import Store
 
-LONG = 60  # seconds, in which what a test waits for happens by far
+LONG = 600  # seconds, in which what a test waits for happens by far
 REQUEST = "s-1:train:0:1"
 
 

@@ -274,6 +274,8 @@ class Service:
         future = self.futures.create(request_id, others_wait=model.is_next(seq_id))
         try:
             work = make(model)
+        except Refused as error:
+            work = _failing(error.with_traceback(None))  # whose frames hold the request
         except Exception as error:
             work = _failing(error)
         model.submit(seq_id, training.Operation(future, work))
