@@ -149,7 +149,7 @@ def folder(tmp_path_factory, espalier):
 
 def test_kept_prefixes_tell_nothing_of_other_keys(folder, tmp_path):
     prompt = np.random.default_rng(seed_of(5)).integers(1, 50, 30).tolist()
-    with Local(folder, tmp_path, api_key="tml-", keys={"ann": "tml-ann", "bob": "tml-bob"}) as local:
+    with Local(folder, tmp_path, api_key="tml-", keys={"ann": "tml-ann", "bob": "tml-bob"}, prefix_cache="64MiB") as local:
         def sampled(key):
             """What a new sampler of the base gives for the prompt: tokens, log-probabilities, and tokens of the prompt that were kept."""
             local.http.headers["X-API-Key"] = key
