@@ -97,19 +97,25 @@ def prompt(*tokens):
 class Local:
     """A server in this process, where a test can look inside."""
 
-    def __init__(self, folder, state, max_adapters=32, api_key="", full_models=0, joins_clients=False, **options):
-        import uvicorn
-
+    def __init__(self, folder, state, max_adapters=32, api_key="", full_models=0, joins_clients=False, connections=1000, keys=None,
+                 **options):  # fmt: skip
+        from espalier.server.access import Access
         from espalier.server.app import App
         from espalier.server.base import Base
+        from espalier.server.connections import BoundedServer
         from espalier.server.service import Service
         from espalier.server.store import Store
 
-        self.store = Store(state)
+        self.store, self.key_stores = Store(state), []
         self.base = Base("tiny", folder, {"dtype": "float64", "threads": 1, **options}, self.store, max_adapters,
                          joins_clients=joins_clients)  # fmt: skip
         self.service = Service({"tiny": self.base}, self.store, full_models)
-        self._server = uvicorn.Server(uvicorn.Config(App(self.service, api_key).starlette(), port=0, log_level="error"))
+        doors = [App(self.service).door(api_key)]
+        for name, key in (keys or {}).items():
+            store = Store(self.store.folder / "keys" / name)
+            doors.append(App(self.service.for_key(name, store)).door(key))
+            self.key_stores.append(store)
+        self._server = BoundedServer(Access(doors, ()), connections, port=0, log_level="error")
         self._thread = threading.Thread(target=self._server.run, daemon=True)
 
     def __enter__(self):
@@ -127,7 +133,8 @@ class Local:
         close_clients(self.address)
         self._server.should_exit = True
         self._thread.join()
-        self.store.close()
+        for store in (self.store, *self.key_stores):
+            store.close()
 
     def on_loop(self, work):
         """The result of a coroutine on the thread of the event loop."""

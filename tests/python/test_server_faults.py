@@ -13,7 +13,7 @@ pytest.importorskip("tinker", reason="the client of the Tinker API")
 
 import tinker
 
-from espalier.server import app, futures, schema, service, training
+from espalier.server import access, app, bodies, futures, schema, service, training
 
 from conftest import seed_of
 from engines import init_model
@@ -190,7 +190,8 @@ def test_the_engine_goes_on_after_an_error_of_its_own(local, monkeypatch):
 
 
 def test_bodies_that_are_too_long(local, monkeypatch):
-    monkeypatch.setattr(app, "BODY_BYTES", 1 << 20)
+    monkeypatch.setattr(bodies, "BODY_BYTES", 1 << 20)
+    monkeypatch.setattr(bodies, "JSON_BYTES", 1 << 20)
     long = b"\0" * ((1 << 20) + 1)
     bomb = zstandard.compress(b"\0" * (1 << 26))
     assert len(bomb) < 1 << 16
@@ -361,8 +362,8 @@ def test_results_expire_and_large_ones_are_announced(local, monkeypatch):
 
 def test_the_key(folder, tmp_path, monkeypatch):
     compared = []
-    real = app.hmac.compare_digest
-    monkeypatch.setattr(app.hmac, "compare_digest", lambda first, second: compared.append((first, second)) or real(first, second))
+    real = access.hmac.compare_digest
+    monkeypatch.setattr(access.hmac, "compare_digest", lambda first, second: compared.append((first, second)) or real(first, second))
     with Local(folder, tmp_path, api_key="tml-secret") as local:
         assert local.http.get("healthz").status_code == 200 and not compared
         for headers in ({}, {"X-API-Key": "tml-wrong"}, {"X-API-Key": "tml-secret1"}, {"Authorization": "Bearer x"}, {"X-API-Key": "é".encode("latin-1")}):

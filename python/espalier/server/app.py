@@ -3,29 +3,33 @@
 
 import asyncio
 import contextlib
-import hashlib
-import hmac
+import datetime
+import errno
 import logging
+import os
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any, TypeVar
+from urllib.parse import quote
 
-import pydantic
-import zstandard
 from google.protobuf.message import DecodeError
 from starlette.applications import Starlette
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import FileResponse, JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
-from ..errors import InputError
-from . import requests, schema
+from ..commands.console import clipped, printable
+from ..errors import InputError, in_one_line
+from . import disk, requests, schema
+from .access import Door
+from .bodies import parsed, read_body, read_json
 from .errors import Refused
 from .futures import Failure, Future
 from .service import Service
+from .signing import Signer
 from .store import CheckpointPath
 
-BODY_BYTES = 64 << 20      # of a request, after decompression
+logger = logging.getLogger("uvicorn.error")
 POLL_SECONDS = 30.0        # that retrieve_future waits; clients allow 45
 PAGE_ROWS = 1000           # of a list, in one answer
 METADATA_BYTES = 4 << 20   # results above it are announced first, where the client asks for that
@@ -33,48 +37,8 @@ CLIENT_CONFIG = {"pjwt_auth_enabled": False, "parallel_fwdbwd_chunks": True, "pr
                  "sample_join_sampling_session": True, "use_pyqwest_transport": False,
                  "custom_loss_server_side": False}  # fmt: skip
 
-logger = logging.getLogger("uvicorn.error")
 Handler = Callable[[Request], Awaitable[Response]]
-Body = TypeVar("Body", bound=requests.Request)
 Step = TypeVar("Step", bound=requests.Turn | requests.LoadWeights)
-
-
-async def _body(request: Request) -> bytes:
-    """Raises Refused where it is too long."""
-    parts, size = [], 0
-    async for part in request.stream():
-        size += len(part)
-        if size > BODY_BYTES:
-            raise Refused(f"expected a body of at most {BODY_BYTES} bytes, received more", 413)
-        parts.append(part)
-    body = b"".join(parts)
-    encoding = request.headers.get("content-encoding", "identity")
-    if encoding == "identity":
-        return body
-    if encoding != "zstd":
-        raise Refused(f"content-encoding: expected zstd or none, received {encoding!r}", 415)
-    try:
-        with zstandard.ZstdDecompressor(max_window_size=1 << 27).stream_reader(body) as reader:
-            body = reader.read(BODY_BYTES + 1)
-    except zstandard.ZstdError as error:
-        raise Refused(f"expected a body in zstd, received something else: {error}") from None
-    if len(body) > BODY_BYTES:
-        raise Refused(f"expected a body of at most {BODY_BYTES} bytes after decompression, received more", 413)
-    return body
-
-
-async def _read(request: Request, kind: type[Body]) -> Body:
-    """The body as a request of this kind. Raises Refused."""
-    return _parsed(await _body(request), kind)
-
-
-def _parsed(body: bytes, kind: type[Body]) -> Body:
-    try:
-        return kind.model_validate_json(body or b"{}")
-    except pydantic.ValidationError as error:
-        first = error.errors(include_url=False, include_context=False, include_input=False)[0]
-        place = ".".join(map(str, first["loc"])) or "body"
-        raise Refused(f"{place}: {first['msg']}") from None
 
 
 def _page(found: Sequence[Any], request: Request, name: str) -> dict[str, Any]:
@@ -89,11 +53,11 @@ def _page(found: Sequence[Any], request: Request, name: str) -> dict[str, Any]:
 
 
 class App:
-    """The handlers of all routes. api_key: that clients have to send; "": none."""
+    """The handlers of all routes."""
 
-    def __init__(self, service: Service, api_key: str) -> None:
+    def __init__(self, service: Service) -> None:
         self.service = service
-        self._key = _digest(api_key) if api_key else b""
+        self._signer = Signer()
 
     def _promise(self, future: Future, body: bytes = b"") -> Response:
         self.service.futures.add_body(future, len(body))
@@ -102,12 +66,12 @@ class App:
     def _operation(self, kind: type[Step], do: Callable[[Step], Future]) -> Handler:
         """Promises an operation of a model. Where fields are wrong, the operation fails in its turn."""
         async def promise(request: Request) -> Response:
-            body = await _body(request)
+            body = await read_body(request)
             try:
-                asked = _parsed(body, kind)
+                asked = parsed(body, kind)
             except Refused as error:
                 try:
-                    turn = _parsed(body, requests.Turn)
+                    turn = parsed(body, requests.Turn)
                 except Refused:
                     raise error from None
                 return self._promise(self.service.refuse(turn.model_id, turn.seq_id, error))
@@ -116,8 +80,8 @@ class App:
 
         return promise
 
-    def starlette(self) -> Starlette:
-        """The application for a server of ASGI."""
+    def door(self, api_key: str) -> Door:
+        """Through which clients with this key come to it; "": all clients."""
         def post(path: str, handler: Handler) -> Route:
             return Route(f"/api/v1/{path}", self._safe(handler), methods=["POST"])
 
@@ -157,36 +121,32 @@ class App:
             Route("/api/v1/sessions/{session}/project", self._safe(self._not_served), methods=["PUT"]),
             get("sessions/{session}/trace_export", self._not_served),
             Route("/metrics", self._safe(self._metrics), methods=["GET"])]  # fmt: skip
-        return Starlette(routes=routes, lifespan=self._lifespan)
+        return Door(api_key, Starlette(routes=routes, lifespan=self._lifespan), self._signer)
 
     @contextlib.asynccontextmanager
     async def _lifespan(self, app: Starlette) -> AsyncIterator[None]:
         self.service.start()
-        watch = asyncio.get_running_loop().create_task(self.service.watch_sessions())
+        watches = [asyncio.get_running_loop().create_task(service.watch_sessions()) for service in self.service.services]
         try:
             yield
         finally:
-            watch.cancel()
+            for watch in watches:
+                watch.cancel()
             await self.service.stop()
 
     def _safe(self, handler: Handler) -> Handler:
-        """With the key checked, and with errors as answers."""
+        """With errors as answers."""
         async def answer(request: Request) -> Response:
-            open_to_all = request.url.path == "/api/v1/healthz"
-            key = request.headers.get("x-api-key") or request.headers.get("authorization", "").removeprefix("Bearer ")
-            if self._key and not open_to_all and not hmac.compare_digest(self._key, _digest(key)):
-                return JSONResponse({"detail": "expected the API key of this server (TINKER_API_KEY, header X-API-Key)"}, 401)
             try:
                 return await handler(request)
-            except Refused as error:
-                return JSONResponse({"detail": str(error)}, error.status)
-            except InputError as error:
-                return JSONResponse({"detail": str(error)}, 400)
             except ClientDisconnect:
                 return Response(status_code=400)
-            except OSError as error:
-                logger.warning("%s: %s", request.url.path[:200], error)
-                return JSONResponse({"detail": f"the state folder cannot be used: {error.strerror}"}, 500)
+            except Exception as error:
+                status, detail = _answer_to(error)
+                if status >= 500:
+                    logger.error("%s %s: %s", request.method, clipped(printable(request.url.path)), printable(in_one_line(error)),
+                                 exc_info=os.environ.get("ESPALIER_TRACEBACK", "") not in ("", "0"))  # fmt: skip
+                return JSONResponse({"detail": detail}, status)
 
         return answer
 
@@ -202,15 +162,15 @@ class App:
                       "the search of sessions are those of the hosted service", 404)  # fmt: skip
 
     async def _create_session(self, request: Request) -> Response:
-        session = self.service.create_session(await _read(request, requests.CreateSession))
+        session = self.service.create_session(await read_json(request, requests.CreateSession))
         return JSONResponse({"type": "create_session", "session_id": session.session_id})
 
     async def _heartbeat(self, request: Request) -> Response:
-        self.service.session((await _read(request, requests.OfSession)).session_id)
+        self.service.session((await read_json(request, requests.OfSession)).session_id)
         return JSONResponse({"type": "session_heartbeat"})
 
     async def _finish_session(self, request: Request) -> Response:
-        await _body(request)
+        await read_body(request)
         session = self.service.session(request.path_params["session"])
         await self.service.end_session(session, "the session has ended: its client finished it")
         return Response(status_code=204)
@@ -234,21 +194,21 @@ class App:
     # Models.
 
     async def _create_model(self, request: Request) -> Response:
-        return self._promise(self.service.create_model(await _read(request, requests.CreateModel)))
+        return self._promise(self.service.create_model(await read_json(request, requests.CreateModel)))
 
     async def _get_info(self, request: Request) -> Response:
-        model = self.service.model((await _read(request, requests.OfModel)).model_id)
+        model = self.service.model((await read_json(request, requests.OfModel)).model_id)
         return JSONResponse({"type": "get_info", "model_id": model.model_id, "model_name": model.worker.name,
                              "is_lora": model.lora.rank > 0, "lora_rank": model.lora.rank, "model_data": {
                                  "model_name": model.worker.name, "tokenizer_id": str(model.worker.folder)},
                              "espalier": self.service.counter.counts()})  # fmt: skip
 
     async def _unload_model(self, request: Request) -> Response:
-        model_id = (await _read(request, requests.OfModel)).model_id
+        model_id = (await read_json(request, requests.OfModel)).model_id
         return self._promise(self.service.unload_model(model_id))
 
     async def _forward_backward(self, request: Request) -> Response:
-        body = await _body(request)
+        body = await read_body(request, is_json=False)
         try:
             message = schema.ForwardBackwardRequest.FromString(body)
         except DecodeError:
@@ -256,16 +216,16 @@ class App:
         return self._promise(self.service.forward_backward(message, len(body)), body)
 
     async def _custom_loss(self, request: Request) -> Response:
-        await _body(request)
+        await read_body(request)
         raise Refused("create_custom_loss: expected custom losses to run in the client, as client/config says")
 
     # Weights.
 
     async def _copy_weights(self, request: Request) -> Response:
-        return JSONResponse({"tinker_path": await self.service.copy_weights(await _read(request, requests.CopyWeights))})
+        return JSONResponse({"tinker_path": await self.service.copy_weights(await read_json(request, requests.CopyWeights))})
 
     async def _weights_info(self, request: Request) -> Response:
-        return JSONResponse(self.service.weights_info((await _read(request, requests.OfCheckpoint)).tinker_path))
+        return JSONResponse(self.service.weights_info((await read_json(request, requests.OfCheckpoint)).tinker_path))
 
     async def _list_runs(self, request: Request) -> Response:
         return JSONResponse(_page(self.service.store.runs(), request, "training_runs"))
@@ -292,15 +252,18 @@ class App:
         return Response(status_code=204)
 
     async def _ttl(self, request: Request) -> Response:
-        seconds = (await _read(request, requests.TimeToLive)).ttl_seconds
+        seconds = (await read_json(request, requests.TimeToLive)).ttl_seconds
         await asyncio.to_thread(self.service.store.set_ttl, _path_of(request), seconds)
         return Response(status_code=204)
 
     async def _urls(self, request: Request) -> Response:
         files = await asyncio.to_thread(self.service.store.files, _path_of(request))
-        prefix = str(request.url).split("/external_weights_urls")[0]
-        urls = {name: f"{prefix}/files/{name}" for name in sorted(files)}
-        return JSONResponse({"urls": urls, "expires": "9999-12-31T00:00:00Z"})
+        path = request.url.path.removesuffix("/external_weights_urls") + "/files/"
+        urls, expires = {}, 0
+        for name in sorted(files):
+            query, expires = self._signer.query(path + name)
+            urls[name] = str(request.url.replace(path=quote(path + name), query=query))
+        return JSONResponse({"urls": urls, "expires": datetime.datetime.fromtimestamp(expires, datetime.UTC).isoformat()})
 
     async def _file(self, request: Request) -> Response:
         files = await asyncio.to_thread(self.service.store.files, _path_of(request))
@@ -312,11 +275,11 @@ class App:
     # Samplers.
 
     async def _create_sampling_session(self, request: Request) -> Response:
-        sampler = await self.service.create_sampling_session(await _read(request, requests.CreateSamplingSession))
+        sampler = await self.service.create_sampling_session(await read_json(request, requests.CreateSamplingSession))
         return JSONResponse({"type": "create_sampling_session", "sampling_session_id": sampler})
 
     async def _join_sampling_session(self, request: Request) -> Response:
-        sampler = self.service.sampler((await _read(request, requests.OfSamplingSession)).sampling_session_id)
+        sampler = self.service.sampler((await read_json(request, requests.OfSamplingSession)).sampling_session_id)
         sampler.clients += 1
         return JSONResponse({"type": "join_sampling_session", "client_counter": sampler.clients})
 
@@ -326,15 +289,15 @@ class App:
                              "model_path": sampler.model_path})  # fmt: skip
 
     async def _sample(self, request: Request) -> Response:
-        body = await _body(request)
+        body = await read_body(request)
         self.service.futures.check_room(len(body))
-        return self._promise(self.service.sample(_parsed(body, requests.Sample)), body)
+        return self._promise(self.service.sample(parsed(body, requests.Sample)), body)
 
     # Futures.
 
     async def _retrieve(self, request: Request) -> Response:
-        asked = await _read(request, requests.RetrieveFuture)
-        future = self.service.futures.get(asked.request_id)
+        asked = await read_json(request, requests.RetrieveFuture)
+        future = self.service.future(asked.request_id)
         if future is None:
             raise Refused("request_id: expected a request of this server whose result has not expired", 410)
         with contextlib.suppress(TimeoutError):
@@ -352,25 +315,35 @@ class App:
         return JSONResponse(future.payload)
 
     async def _retrieve_many(self, request: Request) -> Response:
-        return JSONResponse(await self.service.completions(await _read(request, requests.RetrieveFutures)))
+        return JSONResponse(await self.service.completions(await read_json(request, requests.RetrieveFutures)))
 
     async def _cancel(self, request: Request) -> Response:
-        self.service.cancel((await _read(request, requests.CancelFuture)).request_id)
+        self.service.cancel((await read_json(request, requests.CancelFuture)).request_id)
         return Response(status_code=204)
 
 
 def _answering(answer: dict[str, Any]) -> Handler:
     """A handler that gives every request this answer."""
     async def handle(request: Request) -> Response:
-        await _body(request)
+        await read_body(request)
         return JSONResponse(answer)
 
     return handle
 
 
-def _digest(key: str) -> bytes:
-    """Of an API key: compared in constant time, whatever its length."""
-    return hashlib.sha256(key.encode()).digest()
+def _answer_to(error: Exception) -> tuple[int, str]:
+    """The status and text for a request that raised an error."""
+    if isinstance(error, Refused):
+        return error.status, str(error)
+    if isinstance(error, InputError):
+        return 400, str(error)
+    if isinstance(error, OSError) and error.errno in disk.FULL:
+        return 507, "the disk of --state is full: make room there, then send the request again"
+    if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
+        return 503, "the server has no file descriptors left: send the request again later, or raise `ulimit -n`"
+    if isinstance(error, MemoryError):
+        return 503, "the server has no memory left for this request: send less at a time, or send it again later"
+    return 500, f"the server failed ({type(error).__name__}); its log says where"
 
 
 def _path_of(request: Request) -> CheckpointPath:

@@ -25,8 +25,8 @@ examples:
   espalier serve --model Qwen/Qwen3-0.6B=models/qwen --state runs/server \\
       --device cuda --dtype bfloat16
 
-Without --host only this machine can connect. Whoever can connect can use the
-server, unless --api-key or ESPALIER_API_KEY sets a key.
+Without --host only this machine can connect, and whoever can connect can use the
+server, unless --api-key or ESPALIER_API_KEY sets a key. Another --host needs one.
 Ctrl-C or SIGTERM ends it after what runs; checkpoints that were saved stay.
 
 exit codes: 0 ended by a signal, 1 bad input, 2 wrong arguments.
@@ -42,10 +42,20 @@ def serve_parser() -> ArgumentParser:
         help="Hugging Face folder of a model, and the name by which clients ask for it (default: that of the folder); "
              "may be repeated")  # fmt: skip
     add("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
-    add("--port", type=int, default=8000, help="port to listen on; 0: any that is free (default: %(default)s)")
+    add("--allow-host", action="append", default=[], metavar="NAME",
+        help="name by which clients reach this machine, such as that of a proxy, beside its addresses, localhost and --host; may "
+             "be repeated")  # fmt: skip
+    add("--port", type=_port, default=8000, help="port to listen on; 0: any that is free (default: %(default)s)")
     add("--state", type=Path, default=Path("espalier-state"), metavar="DIR", help="folder of checkpoints (default: %(default)s)")
-    add("--api-key", default=os.environ.get("ESPALIER_API_KEY", ""), metavar="KEY",
-        help="key that clients have to send (default: that of ESPALIER_API_KEY, else none)")  # fmt: skip
+    add("--api-key", metavar="KEY",
+        help="key that clients have to send; the list of processes shows it, unlike ESPALIER_API_KEY (default: that of "
+             "ESPALIER_API_KEY, else none)")  # fmt: skip
+    add("--api-key-file", type=Path, metavar="FILE",
+        help="lines of a NAME and its KEY: clients of each key have models, samplers and checkpoints of their own, and see none "
+             "of others")  # fmt: skip
+    add("--stop-seconds", type=positive, default=30, metavar="N",
+        help="how long SIGTERM, SIGHUP or Ctrl-C let go on what has begun; what is left then fails, and a second signal ends the "
+             "server at once (default: %(default)s)")  # fmt: skip
     add("--dtype", default="float32", choices=("float32", "float64", "bfloat16"), help="precision (default: %(default)s)")
     add("--device", default="auto", help="cpu, cuda, cuda:1, ..., or auto: cuda where there is one (default: %(default)s)")
     add("--memory-budget", metavar="SIZE", help="memory that a step may use, such as 16GiB (default: no limit)")
@@ -73,7 +83,48 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     parser = serve_parser()
     found = parser.parse_args(arguments)
     found.model = _models(parser, found.model)
+    if not found.host:
+        parser.error("argument --host: expected an address or a name, received an empty text")
+    found.api_keys = _api_keys(parser, found.api_key, found.api_key_file)
     return found
+
+
+def _port(text: str) -> int:
+    if not re.fullmatch(r"[0-9]{1,5}", text) or int(text) > 65535:
+        raise argparse.ArgumentTypeError(f"expected a port from 0 to 65535, received {text[:100]!r}")
+    return int(text)
+
+
+def _api_keys(parser: ArgumentParser, flag: str | None, file: Path | None) -> dict[str, str]:
+    """Keys by name: that of --api-key or the environment has the name "", those of a file the others."""
+    name, key = ("argument --api-key", flag) if flag is not None else ("ESPALIER_API_KEY", os.environ.get("ESPALIER_API_KEY"))
+    keys = {} if key is None else {"": _checked(parser, name, key)}
+    if file is None:
+        return keys
+    try:
+        lines = file.read_text(encoding="utf-8").splitlines()
+    except (OSError, ValueError) as error:
+        parser.error(f"argument --api-key-file: {file} cannot be read: {error}")
+    for number, line in enumerate(lines, start=1):
+        if not line.strip() or line.startswith("#"):
+            continue
+        place = f"argument --api-key-file: {file}:{number}"
+        name, *rest = line.split()
+        if not re.fullmatch(r"[A-Za-z0-9_]{1,32}", name) or len(rest) != 1:
+            parser.error(f"{place}: expected a NAME of at most 32 letters, digits and _, and a KEY, received another line")
+        if name in keys or rest[0] in keys.values():
+            parser.error(f"{place}: expected another name and another key in each line, received one twice")
+        keys[name] = _checked(parser, place, rest[0])
+    if not keys.keys() - {""}:
+        parser.error(f"argument --api-key-file: expected lines of a NAME and its KEY in {file}, received none")
+    return keys
+
+
+def _checked(parser: ArgumentParser, name: str, key: str) -> str:
+    if not re.fullmatch(r"[!-~]{1,1000}", key):
+        parser.error(f"{name}: expected a key of 1 to 1000 visible ASCII characters, received another text; a variable that is "
+                     "empty is no key")  # fmt: skip
+    return key
 
 
 def _models(parser: ArgumentParser, given: list[str]) -> dict[str, Path]:

@@ -60,6 +60,12 @@ class Base(TrainingWorker):
         adapter = self.engine.new_adapter(lora_rank=lora.rank, lora_alpha=LORA_ALPHA, lora_targets=chosen, seed=lora.seed)
         return self._kept(Weights(self, lora, adapter))
 
+    def zeros(self) -> Weights:
+        """An adapter that changes nothing, for sampling."""
+        target = next(name for names in self.groups.values() for name in names)
+        adapter = self.engine.new_adapter(lora_rank=1, lora_alpha=LORA_ALPHA, lora_targets=[target], seed=0)
+        return self._kept(Weights(self, LoraSettings(1, 0), adapter, is_snapshot=True))
+
     def load(self, folder: Path, lora: LoraSettings, *, optimizer: bool, is_snapshot: bool = False) -> Weights:
         """The adapter of a checkpoint. Raises InputError."""
         return self._kept(Weights(self, lora, self._opened(folder, optimizer=optimizer), is_snapshot=is_snapshot))

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from .errors import Refused
 
-_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _NO_HARD_LINKS = (errno.EPERM, errno.EXDEV, errno.EMLINK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EACCES)
 _RECORD_BYTES = 64 << 20  # of a JSON file
 
@@ -23,7 +23,7 @@ def naming_full_disk(subject: object) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if error.errno in _FULL:
+        if error.errno in FULL:
             reason = os.strerror(error.errno or 0)
             raise Refused(f"{subject}: the disk of --state is full ({reason}); nothing was changed: make room, then try again",
                           507) from error  # fmt: skip

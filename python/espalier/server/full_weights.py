@@ -11,7 +11,7 @@ from pathlib import Path
 from ..engine import Engine
 from ..errors import InputError
 from .base import Base
-from .store import CheckpointPath, drop_optimizer
+from .store import CheckpointPath, Store, drop_optimizer
 from .worker import LoraSettings, TrainingWorker, Weights, Worker
 
 
@@ -46,9 +46,9 @@ class Snapshots(Worker):
         with contextlib.suppress(AttributeError):
             del self.engine
 
-    def load(self, path: CheckpointPath, lora: LoraSettings) -> Weights:
+    def load(self, store: Store, path: CheckpointPath, lora: LoraSettings) -> Weights:
         """The weights of a checkpoint, which may be deleted afterwards. On any thread. Raises Refused."""
-        return Weights(self, lora, folder=self.store.second_folder(path), is_snapshot=True)
+        return Weights(self, lora, folder=store.second_folder(path), is_snapshot=True)
 
 
 class FullWeights(TrainingWorker):

@@ -102,6 +102,11 @@ class Futures:
         """Takes no more requests."""
         self.is_closed = True
 
+    def fail_pending(self, failure: Failure) -> None:
+        """What has no result yet gets this one. Samples of it end with their next token."""
+        for future in list(self._pending.values()):
+            self.finish(future, failure)
+
     def release(self) -> None:
         """Ends the waiting for what still has no result."""
         for future in self._pending.values():

@@ -101,12 +101,12 @@ class RequestLoss:
     def __init__(self, name: str, config: Config, data: list[Datum], recorded: Record) -> None:
         loss = LOSSES.get(name)
         if loss is None:
-            raise Refused(f"loss_fn: expected one of {', '.join(LOSSES)}, received {name!r}")
+            raise Refused(f"loss_fn: expected one of {', '.join(LOSSES)}, received {name[:100]!r}")
         self._options = dict(loss.options)
         for option, value in config.items():
             if option not in loss.options or isinstance(value, str):
                 raise Refused(f"loss_fn_config: expected for {name} numbers for {', '.join(loss.options) or 'no option'}, "
-                              f"received {option}={value!r}")  # fmt: skip
+                              f"received {option[:100]}={repr(value)[:100]}")  # fmt: skip
             self._options[option] = value
         self._loss = loss
         self._given = [self._inputs(name, datum, number, recorded) for number, datum in enumerate(data)]
@@ -126,7 +126,7 @@ class RequestLoss:
         known = {*self._loss.inputs, *self._loss.more, "recorded", "sampled"}
         if unknown := sorted(found.keys() - known):
             all_known = ", ".join(("target_tokens", *self._loss.inputs, *self._loss.more))
-            raise Refused(f"data[{number}]: expected of {name} no loss_fn_inputs but {all_known}, received {unknown[0]}")
+            raise Refused(f"data[{number}]: expected of {name} no loss_fn_inputs but {all_known}, received {unknown[0][:100]}")
         return {each: torch.from_numpy(np.ascontiguousarray(values)) for each, values in found.items()}
 
     def value(self, logprobs: "list[Tensor]") -> "Tensor":
@@ -148,7 +148,7 @@ def _recorded(datum: Datum, number: int, recorded: Record) -> tuple[Any, Any]:
             known = recorded(sequence_id)
             if known is None:
                 raise Refused(f"data[{number}]: expected the sequence_id of a sequence that this server sampled with "
-                              f"record_stability_info and still remembers, received {sequence_id!r}")  # fmt: skip
+                              f"record_stability_info and still remembers, received {sequence_id[:200]!r}")  # fmt: skip
             if offset < 0 or offset + length > len(known):
                 raise Refused(f"data[{number}]: expected a span within the {len(known)} tokens of {sequence_id}, received "
                               f"{length} from {offset} on")  # fmt: skip

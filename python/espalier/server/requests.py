@@ -12,7 +12,7 @@ Int64 = Annotated[int, Field(ge=-(1 << 63), lt=1 << 63)]
 Token = Annotated[int, Field(ge=0, lt=1 << 31)]
 SeqId = Annotated[int, Field(ge=0, lt=1 << 62)]
 Number = Annotated[int, Field(ge=0, lt=10**9)]           # of a model or sampler of a session
-RUN_METADATA_BYTES = 32 << 20      # as JSON
+RUN_METADATA_BYTES = 8 << 20       # as JSON
 CHECKPOINT_METADATA_BYTES = 4096  # which lists repeat
 
 

@@ -2,35 +2,47 @@
 """Runs the server until a signal ends it."""
 
 import argparse
+import contextlib
+import logging
 import os
+import socket
+from collections.abc import Generator, Iterator, Mapping
 from typing import Any
 
-import uvicorn
-
 from ..commands.console import say
-from ..errors import InputError
+from .access import Access
 from .app import App
 from .base import Base
+from .connections import BoundedServer, LogLimit, connection_limit
+from .listening import listen, url_of
 from .service import Service
+from .stopping import EndOnSignals
 from .store import Store
 
+LAST_SECONDS = 10  # after --stop-seconds, to answer clients
 
-class _Server(uvicorn.Server):
+
+class _Server(BoundedServer):
     """Says where it listens once it does."""
 
-    def __init__(self, config: uvicorn.Config, service: Service) -> None:
-        super().__init__(config)
+    def __init__(self, app: Access, service: Service, stop_seconds: float) -> None:
+        super().__init__(app, connection_limit(), log_level="warning")
         self._service = service
+        self._stop_seconds = stop_seconds
 
-    async def startup(self, sockets: Any = None) -> None:
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
-        if self.started:
-            host, port = self.servers[0].sockets[0].getsockname()[:2]
-            say(f"espalier serve: {', '.join(self._service.bases)} on http://{host}:{port}")
+        if self.started and sockets:
+            say(f"espalier serve: {', '.join(self._service.bases)} on {url_of(sockets[0])}")
 
-    async def shutdown(self, sockets: Any = None) -> None:
-        await self._service.stop()  # while clients still wait for the results of what runs
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        await self._service.stop(self._stop_seconds)  # while clients still wait for the results of what runs
         await super().shutdown(sockets)
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Generator[None, None, None]:
+        """EndOnSignals has them."""
+        yield
 
 
 def _engine_options(arguments: argparse.Namespace) -> dict[str, Any]:
@@ -45,20 +57,33 @@ def _engine_options(arguments: argparse.Namespace) -> dict[str, Any]:
     return {name: value for name, value in given.items() if value is not None}
 
 
+def _services(service: Service, keys: Mapping[str, str], stack: contextlib.ExitStack) -> Iterator[tuple[str, Service]]:
+    """Those of all keys, with their keys; "": the one of all clients, where there are no keys. Raises InputError."""
+    for name, key in (keys or {"": ""}).items():
+        if not name:
+            yield key, service
+        else:
+            store = Store(service.store.folder / "keys" / name)
+            stack.callback(store.close)
+            yield key, service.for_key(name, store)
+
+
 def serve(arguments: argparse.Namespace) -> None:
     """Raises InputError. arguments: of parse_arguments."""
     os.umask(0o077)  # checkpoints are for the user of the server alone
-    store = Store(arguments.state)
-    try:
+    with contextlib.ExitStack() as stack:
+        listener = stack.enter_context(listen(arguments.host, arguments.port, has_key=bool(arguments.api_keys)))
+        store = stack.enter_context(contextlib.closing(Store(arguments.state)))
         bases = {name: Base(name, folder, _engine_options(arguments), store, arguments.max_adapters,
                             joins_clients=arguments.join_clients)
                  for name, folder in arguments.model.items()}  # fmt: skip
         service = Service(bases, store, arguments.full_models)
-        app = App(service, arguments.api_key).starlette()
-        config = uvicorn.Config(app, host=arguments.host, port=arguments.port, log_level="warning", timeout_graceful_shutdown=5)
-        server = _Server(config, service)
-        server.run()
-    finally:
-        store.close()
-    if not server.started:
-        raise InputError(f"--port: expected a free port of {arguments.host}, received {arguments.port}, which cannot be used")
+        hosts = [arguments.host, *arguments.allow_host]
+        if arguments.host not in ("localhost", "127.0.0.1", "::1"):
+            hosts.append(socket.gethostname())
+        app = Access([App(each).door(key) for key, each in _services(service, arguments.api_keys, stack)], hosts)
+        server = _Server(app, service, arguments.stop_seconds)
+        for name in ("uvicorn.error", "asyncio"):
+            logging.getLogger(name).addFilter(LogLimit())
+        with EndOnSignals(server, arguments.stop_seconds + LAST_SECONDS):
+            server.run([listener])

@@ -2,6 +2,7 @@
 """What the routes do: sessions, models, samplers and checkpoints of one server. Runs on the thread of the event loop."""
 
 import asyncio
+import copy
 import logging
 import secrets
 import time
@@ -32,6 +33,7 @@ MAX_SNAPSHOTS = 256        # of adapters, of a session; the one longest unused g
 MAX_FULL_SNAPSHOTS = 8     # of whole weights, likewise: each takes the disk of a model
 CLIENT_NUMBERS = 1_000_000_000  # seq_id of samples: those of the client N of a sampler begin at N times this
 MAX_DATA = 4096            # of a request
+STOP_SECONDS = 3.0         # for what fails as the server stops, such as samples, to end
 
 
 @dataclass(frozen=True)
@@ -60,6 +62,9 @@ class Service:
         self.counter = Counter()
         self.records = Records()
         self.sessions: dict[str, Session] = {}
+        self._prefix = "s-"  # of the ids of sessions, with which all other ids begin
+        self._plain: dict[str, Weights] | None = None  # adapters of zeros, by base; None: the bases themselves are sampled
+        self.services = [self]  # with those of other keys
         self._max_full_models = max_full_models
         self._full_models: set[str] = set()  # their ids, from the request for them on
         self._snapshots = {name: Snapshots(base) for name, base in self.bases.items()}
@@ -68,6 +73,21 @@ class Service:
             samplers = sampling.Samplers(worker, self.futures, self.counter, self.records.add, _tokenizer(worker.folder))
             self._samplers[worker] = samplers
             worker.add(samplers)
+
+    def for_key(self, name: str, store: Store) -> "Service":
+        """That of clients with another key. It shares the models, their threads and the bounds of what waits; sessions, and what
+        they have, checkpoints and kept prefixes are its own."""
+        other = copy.copy(self)
+        other.store, other.sessions, other._plain, other._prefix = store, {}, {}, f"k-{name}-"
+        self.services.append(other)
+        return other
+
+    def future(self, request_id: str) -> Future | None:
+        """As Futures.get, unless the request is that of another key."""
+        return self.futures.get(request_id) if request_id.startswith(self._prefix) else None
+
+    def _recorded(self, sequence_id: str) -> Any:
+        return self.records.get(sequence_id) if sequence_id.startswith(self._prefix) else None
 
     def start(self) -> None:
         """Once the event loop runs."""
@@ -79,7 +99,7 @@ class Service:
         for base in self.bases.values():
             if name in (base.name, str(base.folder), base.folder.name):
                 return base
-        raise Refused(f"base_model: expected one of {', '.join(self.bases)}, received {name!r}", 404)
+        raise Refused(f"base_model: expected one of {', '.join(self.bases)}, received {(name or '')[:100]!r}", 404)
 
     # Sessions.
 
@@ -87,7 +107,7 @@ class Service:
         """Raises Refused where there are too many."""
         if len(self.sessions) >= MAX_SESSIONS:
             raise Refused(f"expected at most {MAX_SESSIONS} sessions, received one more", 429)
-        session = Session(f"s-{secrets.token_hex(8)}", request.display_name)
+        session = Session(f"{self._prefix}{secrets.token_hex(8)}", request.display_name)
         self.sessions[session.session_id] = session
         return session
 
@@ -130,12 +150,21 @@ class Service:
             for model in session.models.values():
                 model.fail_stalled()
 
-    async def stop(self) -> None:
-        """Takes no more requests, and waits for those that run."""
+    async def stop(self, seconds: float | None = None) -> None:
+        """Takes no more requests, and waits so many seconds for those that run; the rest fail. None: as long as it takes. Later
+        calls do nothing."""
+        if self.futures.is_closed:
+            return
         self.futures.close()
-        models = [model for session in self.sessions.values() for model in session.models.values()]
-        for worker in {model.worker: None for model in models} | dict.fromkeys(self._samplers):
-            await worker.stop()
+        sessions = [session for service in self.services for session in service.sessions.values()]
+        models = [model for session in sessions for model in session.models.values()]
+        workers = {model.worker: None for model in models} | dict.fromkeys(self._samplers)
+        stopping = asyncio.gather(*(worker.stop() for worker in workers))
+        if not (await asyncio.wait({stopping}, timeout=seconds))[0]:
+            why = f"the server stops, and this request was not done within {seconds:g} s; send it again once the server is back"
+            self.futures.fail_pending(Failure(why))
+            self.cancel("")  # of all that nobody waits for any more, samplers let go
+            await asyncio.wait({stopping}, timeout=STOP_SECONDS)
         self.futures.release()
 
     # Models.
@@ -256,6 +285,8 @@ class Service:
         future = self.futures.create(request_id, others_wait=model.is_next(seq_id))
         try:
             work = make(model)
+        except Refused as error:
+            work = _failing(error.with_traceback(None))  # whose frames hold the request
         except Exception as error:
             work = _failing(error)
         model.submit(seq_id, training.Operation(future, work))
@@ -286,7 +317,7 @@ class Service:
                 raise Refused(f"data: expected 1 to {MAX_DATA} of a request, received {len(message.data)}")
             worker = model.worker
             data = [datum_of(datum, worker.vocab_size, worker.max_context) for datum in message.data]
-            loss = RequestLoss(message.loss_fn, config, data, self.records.get)
+            loss = RequestLoss(message.loss_fn, config, data, self._recorded)
             return training.Passes(data, loss, message.forward_only)
 
         return self._submit(message.model_id, message.seq_id, make)
@@ -296,7 +327,7 @@ class Service:
 
     def unload_model(self, model_id: str) -> Future:
         """Forgets a model; its checkpoints stay."""
-        if (known := self.futures.get(f"{model_id}:unload")) is not None:
+        if (known := self.future(f"{model_id}:unload")) is not None:
             return known
         model = self.model(model_id)
         future = self.futures.create(f"{model_id}:unload")
@@ -400,7 +431,8 @@ class Service:
             return sampler_id
         if request.model_path is None:
             base = self.base(request.base_model)
-            session.samplers[sampler_id] = Sampler(sampler_id, session, base, lambda: None)
+            plain = await self._plain_weights(base)
+            session.samplers[sampler_id] = Sampler(sampler_id, session, base, lambda: plain)
             return sampler_id
         path, base, lora = self._checkpoint(request.model_path)
         self._make_room(session, lora)
@@ -409,7 +441,7 @@ class Service:
         def load() -> None:
             if sampler_id not in session.samplers:  # else a repeated request was faster
                 if lora.rank == 0:
-                    weights = self._snapshots[base.name].load(path, lora)
+                    weights = self._snapshots[base.name].load(self.store, path, lora)
                 else:
                     with self.store.reading(path) as folder:
                         weights = base.load(folder, lora, optimizer=False, is_snapshot=True)
@@ -419,6 +451,15 @@ class Service:
         if self.sessions.get(session.session_id) is not session:
             await worker.do(_dropping(worker, session))
         return sampler_id
+
+    async def _plain_weights(self, base: Base) -> Weights | None:
+        """What is sampled for a base. Weights of its own keep the prefixes of a key apart from those of others."""
+        if self._plain is None:
+            return None
+        if base.name not in self._plain:
+            made = await base.do(base.zeros)
+            self._plain.setdefault(base.name, made)
+        return self._plain[base.name]
 
     def _make_room(self, session: Session, lora: LoraSettings) -> None:
         """For a snapshot more of this kind."""
@@ -491,6 +532,8 @@ class Service:
                 continue
 
     def cancel(self, request_id: str) -> None:
+        if request_id and self.future(request_id) is None:
+            return
         for samplers in self._samplers.values():
             samplers.cancel(request_id)
 
@@ -499,7 +542,7 @@ def _prompt(request: requests.Sample, worker: Worker) -> tuple[Any, int]:
     """Tokens of a prompt, and how many may be sampled."""
     for chunk in request.prompt.chunks:
         if chunk.type != "encoded_text":
-            raise Refused(f"prompt: expected chunks of tokens alone, received one of type {chunk.type!r}")
+            raise Refused(f"prompt: expected chunks of tokens alone, received one of type {chunk.type[:100]!r}")
     ids = [token for chunk in request.prompt.chunks for token in chunk.tokens]
     if not 1 <= len(ids) < worker.max_context:
         raise Refused(f"prompt: expected 1 to {worker.max_context - 1} tokens, received {len(ids)}")
@@ -534,7 +577,7 @@ def _dropping(worker: Worker, session: Session) -> Callable[[], None]:
 
 def _check_optimizer(optimizer: requests.Optimizer) -> None:
     if optimizer.type != "adamw":
-        raise Refused(f"optimizer_config: expected adamw, the optimiser of this server, received {optimizer.type!r}")
+        raise Refused(f"optimizer_config: expected adamw, the optimiser of this server, received {optimizer.type[:100]!r}")
 
 
 _tasks: set[asyncio.Task[None]] = set()

@@ -38,6 +38,7 @@ __all__ = ["CheckpointPath", "Store", "check_files", "now"]
 
 _ADAPTER = "adapter"
 _PARKED, _MARKER = "parked-weights", ".espalier"
+_KEYS = "keys"  # has the folders of clients with keys of their own
 _PARKED_NAME = re.compile("[0-9a-f]{16}")
 EMPTY_RUN_SECONDS = 7 * 86400  # that a run without checkpoints is kept after its model has gone
 EMPTY_RUNS = 1000              # of them; the oldest go first
@@ -92,12 +93,12 @@ class Store:
 
     def _open(self) -> None:
         disk.make_folder(self.folder)
-        for path in (self.folder / "lock", self._runs, self._parked):
+        for path in (self.folder / "lock", self._runs, self._parked, self.folder / _KEYS):
             if path.is_symlink():
                 raise InputError(f"{path}: expected no link, received one, which is not followed: remove it, or name another "
                                  "folder with --state")  # fmt: skip
         self._lock()
-        if set(os.listdir(self.folder)) <= {"lock", "runs", _PARKED}:  # else it has things for others, too
+        if set(os.listdir(self.folder)) <= {"lock", "runs", _KEYS, _PARKED}:  # else it has things for others, too
             with contextlib.suppress(PermissionError):  # the folder of another user
                 self.folder.chmod(0o700)
         disk.make_folder(self._runs)
