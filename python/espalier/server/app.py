@@ -12,20 +12,20 @@ from typing import Any, TypeVar
 
 import pydantic
 import zstandard
-from google.protobuf.message import DecodeError
 from starlette.applications import Starlette
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import FileResponse, JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
 from ..errors import InputError
-from . import requests, schema
+from . import requests, wire
 from .errors import Refused
 from .futures import Failure, Future
 from .service import Service
 from .store import CheckpointPath
 
 BODY_BYTES = 64 << 20      # of a request, after decompression
+SAMPLE_BODY_BYTES = 8 << 20  # of one to a sampler, which takes more memory while it is read
 POLL_SECONDS = 30.0        # that retrieve_future waits; clients allow 45
 METADATA_BYTES = 4 << 20   # results above it are announced first, where the client asks for that
 CLIENT_CONFIG = {"pjwt_auth_enabled": False, "parallel_fwdbwd_chunks": True, "proto_compress_fwdbwd": True,
@@ -34,16 +34,23 @@ CLIENT_CONFIG = {"pjwt_auth_enabled": False, "parallel_fwdbwd_chunks": True, "pr
 
 Handler = Callable[[Request], Awaitable[Response]]
 Body = TypeVar("Body", bound=requests.Request)
+Result = TypeVar("Result")
 Step = TypeVar("Step", bound=requests.Turn | requests.LoadWeights)
 
 
-async def _body(request: Request) -> bytes:
-    """Raises Refused where it is too long."""
+async def _apart(body: bytes, work: Callable[[bytes], Result]) -> Result:
+    """What is made of a body; of a large one beside the event loop, so that other requests are answered meanwhile."""
+    return work(body) if len(body) <= wire.SMALL_BYTES else await asyncio.to_thread(work, body)
+
+
+async def _body(request: Request, most: int | None = None) -> bytes:
+    """Raises Refused where it is too long: BODY_BYTES, or `most`."""
+    most = BODY_BYTES if most is None else min(most, BODY_BYTES)
     parts, size = [], 0
     async for part in request.stream():
         size += len(part)
-        if size > BODY_BYTES:
-            raise Refused(f"expected a body of at most {BODY_BYTES} bytes, received more", 413)
+        if size > most:
+            raise Refused(f"expected a body of at most {most} bytes, received more", 413)
         parts.append(part)
     body = b"".join(parts)
     encoding = request.headers.get("content-encoding", "identity")
@@ -53,11 +60,11 @@ async def _body(request: Request) -> bytes:
         raise Refused(f"content-encoding: expected zstd or none, received {encoding!r}", 415)
     try:
         with zstandard.ZstdDecompressor(max_window_size=1 << 27).stream_reader(body) as reader:
-            body = reader.read(BODY_BYTES + 1)
+            body = reader.read(most + 1)
     except zstandard.ZstdError as error:
         raise Refused(f"expected a body in zstd, received something else: {error}") from None
-    if len(body) > BODY_BYTES:
-        raise Refused(f"expected a body of at most {BODY_BYTES} bytes after decompression, received more", 413)
+    if len(body) > most:
+        raise Refused(f"expected a body of at most {most} bytes after decompression, received more", 413)
     return body
 
 
@@ -95,7 +102,7 @@ class App:
 
     def _promise(self, future: Future, body: bytes = b"") -> Response:
         self.service.futures.add_body(future, len(body))
-        return JSONResponse({"request_id": future.request_id, **future.extra})
+        return JSONResponse(future.answer)
 
     def _operation(self, kind: type[Step], do: Callable[[Step], Future]) -> Handler:
         """Promises an operation of a model. Where fields are wrong, the operation fails in its turn."""
@@ -244,11 +251,8 @@ class App:
 
     async def _forward_backward(self, request: Request) -> Response:
         body = await _body(request)
-        try:
-            message = schema.ForwardBackwardRequest.FromString(body)
-        except DecodeError:
-            raise Refused("expected a ForwardBackwardRequest in protobuf (SDK 0.38), received something else") from None
-        return self._promise(self.service.forward_backward(message, len(body)), body)
+        message = await _apart(body, wire.forward_backward_request)
+        return self._promise(await self.service.forward_backward(message, len(body)), body)
 
     async def _custom_loss(self, request: Request) -> Response:
         await _body(request)
@@ -320,9 +324,9 @@ class App:
                              "model_path": sampler.model_path})  # fmt: skip
 
     async def _sample(self, request: Request) -> Response:
-        body = await _body(request)
+        body = await _body(request, SAMPLE_BODY_BYTES)
         self.service.futures.check_room(len(body))
-        return self._promise(self.service.sample(_parsed(body, requests.Sample)), body)
+        return self._promise(await self.service.sample(await _apart(body, lambda body: _parsed(body, requests.Sample))), body)
 
     # Futures.
 

@@ -14,15 +14,17 @@ from typing import Any
 
 import numpy as np
 
-from . import requests, sampling, training
+from ..errors import InputError
+from . import requests, sampling, scoring, training
 from .base import Base, Counter
-from .data import datum_of
+from .data import check_cells, datum_of
 from .errors import Refused
 from .futures import Failure, Future, Futures, failure_of
 from .losses import RequestLoss
 from .full_weights import FullWeights, Snapshots
 from .sessions import Completions, Records, Sampler, Session
 from .store import CheckpointPath, Store
+from .wire import SMALL_BYTES
 from .worker import LoraSettings, TrainingWorker, Weights, Worker
 
 logger = logging.getLogger("uvicorn.error")
@@ -30,9 +32,11 @@ SESSION_SECONDS = 600.0    # without a heartbeat, until a session ends; clients 
 MAX_SESSIONS = 1024
 MAX_MODELS = 256           # of a session
 MAX_SNAPSHOTS = 256        # of adapters, of a session; the one longest unused goes first
+MAX_SAMPLERS = 256         # of other samplers, of a session: of bases, and inflight ones; likewise
 MAX_FULL_SNAPSHOTS = 8     # of whole weights, likewise: each takes the disk of a model
 CLIENT_NUMBERS = 1_000_000_000  # seq_id of samples: those of the client N of a sampler begin at N times this
 MAX_DATA = 4096            # of a request
+SAMPLE_BYTES = 4096        # of a request to a sampler that waits, besides its tokens
 
 
 @dataclass(frozen=True)
@@ -65,8 +69,10 @@ class Service:
         self._full_models: set[str] = set()  # their ids, from the request for them on
         self._snapshots = {name: Snapshots(base) for name, base in self.bases.items()}
         self._samplers: dict[Worker, sampling.Samplers] = {}
+        self._tokenizers: dict[Worker, Callable[[], Any]] = {}
         for worker in (*self.bases.values(), *self._snapshots.values()):
-            samplers = sampling.Samplers(worker, self.futures, self.counter, self.records.add, _tokenizer(worker.folder))
+            self._tokenizers[worker] = _tokenizer(worker.folder)
+            samplers = sampling.Samplers(worker, self.futures, self.counter, self.records.add, self._tokenizers[worker])
             self._samplers[worker] = samplers
             worker.add(samplers)
 
@@ -255,12 +261,17 @@ class Service:
         if model_id is None or seq_id is None or not self.model(model_id).is_next(seq_id):
             self.futures.check_room(body_bytes)
 
-    def refuse(self, model_id: str, seq_id: int, error: Refused) -> Future:
+    def refuse(self, model_id: str, seq_id: int, error: Exception) -> Future:
         """A request that cannot be read, in its turn."""
         return self._submit(model_id, seq_id, lambda model: _failing(error))
 
-    def forward_backward(self, message: Any, body_bytes: int) -> Future:
-        """A ForwardBackwardRequest that came in so many bytes."""
+    async def forward_backward(self, message: Any, body_bytes: int) -> Future:
+        """A ForwardBackwardRequest that came in so many bytes. A large one is read beside the event loop."""
+        if (many := len(message.data)) > MAX_DATA:
+            error = Refused(f"data: expected 1 to {MAX_DATA} of a request, received {many}")
+            if isinstance(message.model_id, bytes):
+                raise error
+            return self.refuse(message.model_id, message.seq_id, error)
         config: dict[str, float | str] = dict(message.loss_fn_config)
         for name, value in message.loss_fn_config_v2.items():
             config[name] = value.text if value.HasField("text") else value.number
@@ -270,15 +281,26 @@ class Service:
             raise Refused("expected texts in UTF-8, received others")
         self.check_room(body_bytes, message.model_id, message.seq_id)
 
-        def make(model: training.Model) -> training.Passes:
-            if not 1 <= len(message.data) <= MAX_DATA:
-                raise Refused(f"data: expected 1 to {MAX_DATA} of a request, received {len(message.data)}")
-            worker = model.worker
+        worker = self.model(message.model_id).worker
+        if (known := self.futures.get(f"{message.model_id}:{message.seq_id}")) is not None:
+            return known
+
+        def make() -> training.Passes:
+            if not message.data:
+                raise Refused(f"data: expected 1 to {MAX_DATA} of a request, received none")
+            check_cells(message.data)
             data = [datum_of(datum, worker.vocab_size, worker.max_context) for datum in message.data]
             loss = RequestLoss(message.loss_fn, config, data, self.records.get)
             return training.Passes(data, loss, message.forward_only)
 
-        return self._submit(message.model_id, message.seq_id, make)
+        try:
+            passes = make() if body_bytes <= SMALL_BYTES else await asyncio.to_thread(make)
+        except Exception as error:
+            return self.refuse(message.model_id, message.seq_id, error)
+        self.check_room(passes.nbytes, message.model_id, message.seq_id)
+        future = self._submit(message.model_id, message.seq_id, lambda model: passes)
+        self.futures.add_body(future, max(body_bytes, passes.nbytes))
+        return future
 
     def optim_step(self, request: requests.OptimStep) -> Future:
         return self._submit(request.model_id, request.seq_id, lambda model: training.optim_step(request.optim_params))
@@ -325,7 +347,7 @@ class Service:
         if request.sampling_session_seq_id is None:
             return self.save_weights(request, "sampler_weights")
         session = self.session(request.model_id.partition(":")[0])
-        self._make_room(session, self.model(request.model_id).lora)
+        self._make_room(session, None if request.kind == "inflight" else self.model(request.model_id).lora)
         sampler_id = f"{session.session_id}:sample:{request.sampling_session_seq_id}"
 
         def work(model: training.Model) -> dict[str, Any]:
@@ -337,7 +359,10 @@ class Service:
                 sampler = Sampler(sampler_id, session, copy.worker, lambda: model.published)
             else:
                 sampler = Sampler(sampler_id, session, copy.worker, lambda: copy, owned=copy)
+            replaced = session.samplers.pop(sampler_id, None)
             session.samplers[sampler_id] = sampler
+            if replaced is not None:  # its weights go
+                replaced.worker.do_later(replaced.drop)
             return {"type": "save_weights_for_sampler", "sampling_session_id": sampler_id}
 
         return self._submit(request.model_id, request.seq_id, lambda model: work)
@@ -398,6 +423,7 @@ class Service:
             return sampler_id
         if request.model_path is None:
             base = self.base(request.base_model)
+            self._make_room(session, None)
             session.samplers[sampler_id] = Sampler(sampler_id, session, base, lambda: None)
             return sampler_id
         folder, base, lora, path = self._checkpoint(request.model_path)
@@ -415,12 +441,13 @@ class Service:
             await worker.do(_dropping(worker, session))
         return sampler_id
 
-    def _make_room(self, session: Session, lora: LoraSettings) -> None:
-        """For a snapshot more of this kind."""
-        is_full = lora.rank == 0
-        owned = [sampler for sampler in list(session.samplers.values())
-                 if sampler.owned is not None and (sampler.owned.lora.rank == 0) == is_full]  # fmt: skip
-        for sampler in owned[: max(0, len(owned) - (MAX_FULL_SNAPSHOTS if is_full else MAX_SNAPSHOTS) + 1)]:
+    def _make_room(self, session: Session, lora: LoraSettings | None) -> None:
+        """For one more sampler with a snapshot of this kind, or without one."""
+        most = MAX_SAMPLERS if lora is None else MAX_FULL_SNAPSHOTS if lora.rank == 0 else MAX_SNAPSHOTS
+        kind = lora and (lora.rank == 0,)
+        same = [sampler for sampler in list(session.samplers.values())
+                if (sampler.owned and (sampler.owned.lora.rank == 0,)) == kind]  # fmt: skip
+        for sampler in same[: max(0, len(same) - most + 1)]:
             del session.samplers[sampler.sampler_id]
             _start(sampler.worker.do(sampler.drop))
 
@@ -433,7 +460,7 @@ class Service:
         session.samplers[sampler_id] = session.samplers.pop(sampler_id)
         return session.samplers[sampler_id]
 
-    def sample(self, request: requests.Sample) -> Future:
+    async def sample(self, request: requests.Sample) -> Future:
         """Raises Refused."""
         if request.sampling_session_id is None or request.seq_id is None:
             raise Refused("asample: expected sampling_session_id and seq_id, received none: create_sampling_session gives one")
@@ -447,18 +474,36 @@ class Service:
                           f"{sampler.clients} times, received {request.seq_id}")  # fmt: skip
         worker = sampler.worker
         prompt, max_tokens = _prompt(request, worker)
+        scoring.check_size(request, len(prompt), max_tokens)
         targets = None
         if request.target_prompt_logprobs is not None:
-            targets = sampling.target_table(request.target_prompt_logprobs, len(prompt), worker.vocab_size)
-        ids = [f"{request_id}:{number}" for number in range(request.num_samples)]
-        future = self.futures.create(request_id, sample_sequence_ids=ids)
-        try:
-            self._samplers[worker].submit(
-                sampling.Request(future, request, prompt, max_tokens, sampler.weights, ids, targets))  # fmt: skip
-        except Refused as error:
-            self.futures.finish(future, Failure(str(error), "user"))
+            targets = scoring.target_table(request.target_prompt_logprobs, len(prompt), worker.vocab_size)
+        future = self.futures.create(request_id, sequences=request.num_samples)
+        # Tokens wait as arrays, not as objects of Python.
+        request.prompt, request.target_prompt_logprobs = requests.Prompt(chunks=[]), None
+        self.futures.add_body(future, SAMPLE_BYTES + prompt.nbytes + (0 if targets is None else targets.nbytes))
         _start(self._tell(sampler, client, future))
+        waiting = sampling.Request(future, request, prompt, max_tokens, sampler.weights, sampler.session.number, targets)
+        if sampling.stop_texts(request):
+            _start(self._submit_with_tokenizer(waiting, worker))
+        else:
+            self._submit_sample(waiting, worker)
         return future
+
+    def _submit_sample(self, request: sampling.Request, worker: Worker) -> None:
+        try:
+            self._samplers[worker].submit(request)
+        except Refused as error:
+            self.futures.finish(request.future, Failure(str(error), "user"))
+
+    async def _submit_with_tokenizer(self, request: sampling.Request, worker: Worker) -> None:
+        """Loading it for the first time takes seconds."""
+        try:
+            await asyncio.to_thread(self._tokenizers[worker])
+        except Exception as error:
+            self.futures.finish(request.future, failure_of(error))
+            return
+        self._submit_sample(request, worker)
 
     async def _tell(self, sampler: Sampler, client: int, future: Future) -> None:
         """Adds the end of a request to what `retrieve_futures` tells."""
@@ -547,6 +592,9 @@ def _tokenizer(folder: Path) -> Callable[[], Any]:
     def load() -> Any:
         from transformers import AutoTokenizer
 
-        return AutoTokenizer.from_pretrained(folder)
+        tokenizer = AutoTokenizer.from_pretrained(folder)
+        if not any(tokenizer.get_vocab().keys() - tokenizer.get_added_vocab().keys()):
+            raise InputError(f"{folder.name}: stop strings need a tokenizer, and the folder has none; use ids of tokens")
+        return tokenizer
 
     return load
