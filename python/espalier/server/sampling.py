@@ -285,6 +285,8 @@ class _Open:
             begun = time.monotonic()
             done += self._score()
             self._scored_seconds += time.monotonic() - begun
+        if not self._scoring:
+            self._sampled_seconds = self._scored_seconds = 0.0
         return done
 
     def _take(self, each: espalier.Completion) -> list[Request]:
@@ -348,10 +350,12 @@ class _Open:
 
     def _scores_now(self) -> bool:
         """Clients that are sampled get as much time as those for whom something is scored."""
+        if not self._scoring:
+            return False
         sampled = {request.client for request in [*self.requests.values(), *self._drawing.values()]} - self._scoring.keys()
-        if not sampled or not self._scoring:
+        if not sampled:
             self._sampled_seconds = self._scored_seconds = 0.0
-            return bool(self._scoring)
+            return True
         return self._scored_seconds * len(sampled) <= self._sampled_seconds * len(self._scoring)
 
     def _score(self) -> list[Request]:

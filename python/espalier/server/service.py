@@ -8,14 +8,12 @@ import shutil
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from ..errors import InputError
-from . import requests, sampling, scoring, training
+from . import requests, sampling, scoring, stop_texts, training
 from .base import Base, Counter
 from .data import check_cells, datum_of
 from .errors import Refused
@@ -71,7 +69,7 @@ class Service:
         self._samplers: dict[Worker, sampling.Samplers] = {}
         self._tokenizers: dict[Worker, Callable[[], Any]] = {}
         for worker in (*self.bases.values(), *self._snapshots.values()):
-            self._tokenizers[worker] = _tokenizer(worker.folder)
+            self._tokenizers[worker] = stop_texts.tokenizer_of(worker.folder)
             samplers = sampling.Samplers(worker, self.futures, self.counter, self.records.add, self._tokenizers[worker])
             self._samplers[worker] = samplers
             worker.add(samplers)
@@ -585,16 +583,3 @@ def _start(work: Any) -> None:
     task = asyncio.get_running_loop().create_task(work)
     _tasks.add(task)
     task.add_done_callback(_tasks.discard)
-
-
-def _tokenizer(folder: Path) -> Callable[[], Any]:
-    @cache
-    def load() -> Any:
-        from transformers import AutoTokenizer
-
-        tokenizer = AutoTokenizer.from_pretrained(folder)
-        if not any(tokenizer.get_vocab().keys() - tokenizer.get_added_vocab().keys()):
-            raise InputError(f"{folder.name}: stop strings need a tokenizer, and the folder has none; use ids of tokens")
-        return tokenizer
-
-    return load

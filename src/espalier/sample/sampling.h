@@ -82,7 +82,7 @@ class Sampling {
   struct Pass;
 
   // sampling_turns.cpp
-  std::vector<std::pair<int64_t, Client*>> in_turn();
+  std::vector<std::pair<int64_t, Client*>> in_turn(int64_t* last);
   std::map<int64_t, int64_t> live_by_client() const;
   int64_t share() const;
   void admit();
@@ -116,7 +116,7 @@ class Sampling {
   int64_t places_;          // at most batch_size_: as many sequences as memory has room for
   int64_t calm_steps_ = 0;  // without a failure
   int64_t steps_ = 0;
-  int64_t last_first_ = -1;                           // the client whose turn was the first one
+  int64_t first_encoded_ = -1, first_begun_ = -1;     // clients whose turn was the first one
   double encoded_seconds_ = 0, decoded_seconds_ = 0;  // while clients wait for each other
   SamplingMemory memory_;
   SampledWeights weights_;

@@ -18,13 +18,12 @@ constexpr int64_t kCalmSteps = 64;   // after a failure, until more sequences ar
 
 }  // namespace
 
-// All clients, another one first each time.
-std::vector<std::pair<int64_t, Sampling::Client*>> Sampling::in_turn() {
+// All clients, another one first each time. `last`: the one that was first the last time.
+std::vector<std::pair<int64_t, Sampling::Client*>> Sampling::in_turn(int64_t* last) {
   std::vector<std::pair<int64_t, Client*>> turns;
   for (auto& [id, client] : clients_) turns.emplace_back(id, &client);
-  std::ranges::rotate(turns,
-                      std::ranges::upper_bound(turns, last_first_, {}, &decltype(turns)::value_type::first));
-  if (!turns.empty()) last_first_ = turns.front().first;
+  std::ranges::rotate(turns, std::ranges::upper_bound(turns, *last, {}, &decltype(turns)::value_type::first));
+  if (!turns.empty()) *last = turns.front().first;
   return turns;
 }
 
@@ -130,7 +129,7 @@ void Sampling::take(const Client& client, int64_t room, Pass* pass) {
 
 void Sampling::encode_some() {
   std::vector<Client*> clients;
-  for (const auto& [id, client] : in_turn()) {
+  for (const auto& [id, client] : in_turn(&first_encoded_)) {
     if (!client->encoding.empty()) clients.push_back(client);
   }
   const int64_t most = std::min(pass_tokens_, token_budget_), count = std::ssize(clients);
@@ -174,7 +173,7 @@ std::vector<Sampling::Sequence> Sampling::next_sequences() {
   std::vector<Sequence> sequences;
   std::map<int64_t, int64_t> places = live_by_client();
   const int64_t most = share();
-  const auto turns = in_turn();
+  const auto turns = in_turn(&first_begun_);
   for (bool is_full = false; !is_full;) {
     is_full = true;
     for (const auto& [id, client] : turns) {
