@@ -65,14 +65,17 @@ class Engine:
     def sampling(self, options: Sequence[tuple[str, str]]) -> Sampling:
         """Begins to sample, without prompts."""
 
-    def add(self, sampling: Sampling, first: int, rows: espalier._core.Trajectories, row_options: Sequence[Sequence[tuple[str, str]]]) -> None:
+    def add(self, sampling: Sampling, first: int, rows: espalier._core.Trajectories, row_options: Sequence[Sequence[tuple[str, str]]], client: int) -> None:
         """
-        Whole rows as prompts of the weights in use, each with its options, numbered from `first` on.
+        Whole rows as prompts of the weights in use and of a client, each with its options, numbered from `first` on.
         """
+
+    def remove(self, sampling: Sampling, number: int, client: int) -> int:
+        """Ends a prompt. Returns how many of its completions were not done."""
 
     def sample_on(self, sampling: Sampling, watch: object | None) -> list:
         """
-        A token more. Returns (prompt, sample, int32 tokens, float64 logprobs, stopped, kept_tokens, prompt_logprobs) of completions that are done. watch: as of sample.
+        A token more. Returns (prompt, sample, int32 tokens, float64 logprobs, stopped, kept_tokens, prompt_logprobs, error) of completions that are done. error: (whether it is due to the input, message), or None. watch: as of sample.
         """
 
     def sampling_counts(self) -> list[tuple[str, int | float]]:

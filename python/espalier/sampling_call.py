@@ -88,6 +88,8 @@ class Completion(NamedTuple):
         kept_tokens: Of the prompt: were not encoded for it, as `prefix_cache` had them.
         prompt_logprobs: float64 [n] of the n tokens of the prompt, where SamplingParams ask for them: as `Engine.logprobs` gives
             them, whatever the temperature. Empty where not.
+        error: Why it, with all others of its prompt, could not be sampled: an InputError where the model's logits are not
+            finite, a RuntimeError where memory does not suffice for the prompt. It then has no tokens. None: it was sampled.
 
     Examples:
         >>> import espalier
@@ -105,6 +107,7 @@ class Completion(NamedTuple):
     is_stopped: bool
     kept_tokens: int
     prompt_logprobs: NDArray[np.float64]
+    error: Exception | None = None
 
 
 class Sampling:
@@ -113,6 +116,9 @@ class Sampling:
     Each prompt is sampled with the weights that were in use when it was added, whatever is in use now. Prompts of different
     adapters share the products with the engine's weights. The engine can do other things between the steps; where these change
     the weights of a prompt, the sampling can no longer be used.
+
+    Clients that share a sampling have equal shares of its places and its time, so that a short prompt of one does not wait for
+    long or many ones of another. A prompt that cannot be sampled ends with an error of its own, and others go on.
 
     Args:
         engine: What samples.
@@ -141,12 +147,13 @@ class Sampling:
         self._prompts = 0  # so far
         self._going_on = 0  # completions
 
-    def add(self, prompts: "Data", params: Sequence[SamplingParams]) -> list[int]:
+    def add(self, prompts: "Data", params: Sequence[SamplingParams], *, client: int = 0) -> list[int]:
         """Prompts that are sampled from the next step on, or once there is room.
 
         Args:
             prompts: Rows in any form that `Engine` names, as a whole.
             params: Those of each prompt, whose completions are those of `Engine.sample` with it alone.
+            client: A number from 0 on, of the one for whom they are sampled.
 
         Returns:
             Numbers of the prompts, which count up from 0.
@@ -162,19 +169,36 @@ class Sampling:
         found = self._rows(prompts)
         _, each = options_of_prompts(list(params), {}, self._calls(), len(found))
         numbers = range(self._prompts, self._prompts + len(each))
-        self._engine.add(self._sampling, self._prompts, found, each)
+        self._engine.add(self._sampling, self._prompts, found, each, whole_number(client, "client", "a whole number"))
         self._prompts += len(each)
         self._going_on += sum(1 if one.samples is None else one.samples for one in params)
         return list(numbers)
 
+    def remove(self, prompt: int, *, client: int = 0) -> None:
+        """Ends a prompt: its completions that are not done never are.
+
+        Args:
+            prompt: Its number.
+            client: As of `add`.
+
+        Examples:
+            >>> import espalier
+            >>> sampling = engine.sampling()
+            >>> [number] = sampling.add([[11]], [espalier.SamplingParams(samples=100)])
+            >>> sampling.remove(number)
+            >>> sampling.is_idle
+            True
+        """
+        self._going_on -= self._engine.remove(self._sampling, prompt, client)
+
     def step(self, watch: Watch | None = None) -> list[Completion]:
-        """Encodes prompts that have come, at most 4,096 tokens of them, and samples a token of each completion that goes on.
+        """Encodes prompts that have come, at most 512 tokens of them, and samples a token of each completion that goes on.
 
         Args:
             watch: As of `Engine.sample`, with numbers of prompts.
 
         Returns:
-            Completions that are done.
+            Completions that are done, and those that could not be sampled, with their `error`.
 
         Raises:
             InputError: The weights have changed. After any exception nothing goes on.
@@ -189,7 +213,8 @@ class Sampling:
             self._going_on = 0
             raise
         self._going_on -= len(done)
-        return [Completion(*each) for each in done]
+        return [Completion(*each, None if error is None else (InputError if error[0] else RuntimeError)(error[1]))
+                for *each, error in done]  # fmt: skip
 
     @property
     def is_idle(self) -> bool:

@@ -20,7 +20,7 @@ from tinker import types
 import transformers_reference as reference
 from conftest import REPOSITORY, seed_of
 from engines import init_model
-from espalier.server.sampling import StopTexts
+from espalier.server.stop_texts import StopTexts
 from servers import client, datum, prompt, server
 
 sys.path.insert(0, str(REPOSITORY / "tests"))

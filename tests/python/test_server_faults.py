@@ -190,8 +190,8 @@ def test_the_engine_goes_on_after_an_error_of_its_own(local, monkeypatch):
 
 
 def test_bodies_that_are_too_long(local, monkeypatch):
-    monkeypatch.setattr(bodies, "BODY_BYTES", 1 << 20)
-    monkeypatch.setattr(bodies, "JSON_BYTES", 1 << 20)
+    for limit in ("BODY_BYTES", "JSON_BYTES", "SAMPLE_BODY_BYTES"):
+        monkeypatch.setattr(bodies, limit, 1 << 20)
     long = b"\0" * ((1 << 20) + 1)
     bomb = zstandard.compress(b"\0" * (1 << 26))
     assert len(bomb) < 1 << 16

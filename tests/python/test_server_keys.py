@@ -79,7 +79,7 @@ def test_results_of_another_key_are_not_there(callers):
 
 
 def test_what_was_sampled_for_another_key_is_not_trained_on(callers):
-    callers.root.records.add("k-ann-1:sample:0:1:0", np.zeros(3))
+    callers.root.records.add("k-ann-1:sample:0:1", [np.zeros(3)])
     assert {name: each._recorded("k-ann-1:sample:0:1:0") is not None for name, each in callers.services.items()} == {
         "": False, "ann": True, "bob": False}  # fmt: skip
 

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 list(APPEND torch_test_sources
+  ${CMAKE_CURRENT_LIST_DIR}/clients_test.cpp
   ${CMAKE_CURRENT_LIST_DIR}/distributions_test.cpp
   ${CMAKE_CURRENT_LIST_DIR}/prefix_test.cpp
   ${CMAKE_CURRENT_LIST_DIR}/prompts_test.cpp

@@ -12,7 +12,6 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any, TypeVar
 from urllib.parse import quote
 
-from google.protobuf.message import DecodeError
 from starlette.applications import Starlette
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import FileResponse, JSONResponse, PlainTextResponse, Response
@@ -20,7 +19,7 @@ from starlette.routing import Route
 
 from ..commands.console import clipped, printable
 from ..errors import InputError, in_one_line
-from . import disk, requests, schema
+from . import bodies, disk, requests, wire
 from .access import Door
 from .bodies import parsed, read_body, read_json
 from .errors import Refused
@@ -38,7 +37,13 @@ CLIENT_CONFIG = {"pjwt_auth_enabled": False, "parallel_fwdbwd_chunks": True, "pr
                  "custom_loss_server_side": False}  # fmt: skip
 
 Handler = Callable[[Request], Awaitable[Response]]
+Result = TypeVar("Result")
 Step = TypeVar("Step", bound=requests.Turn | requests.LoadWeights)
+
+
+async def _apart(body: bytes, work: Callable[[bytes], Result]) -> Result:
+    """What is made of a body; of a large one beside the event loop, so that other requests are answered meanwhile."""
+    return work(body) if len(body) <= wire.SMALL_BYTES else await asyncio.to_thread(work, body)
 
 
 def _page(found: Sequence[Any], request: Request, name: str) -> dict[str, Any]:
@@ -61,7 +66,7 @@ class App:
 
     def _promise(self, future: Future, body: bytes = b"") -> Response:
         self.service.futures.add_body(future, len(body))
-        return JSONResponse({"request_id": future.request_id, **future.extra})
+        return JSONResponse(future.answer)
 
     def _operation(self, kind: type[Step], do: Callable[[Step], Future]) -> Handler:
         """Promises an operation of a model. Where fields are wrong, the operation fails in its turn."""
@@ -208,12 +213,9 @@ class App:
         return self._promise(self.service.unload_model(model_id))
 
     async def _forward_backward(self, request: Request) -> Response:
-        body = await read_body(request, is_json=False)
-        try:
-            message = schema.ForwardBackwardRequest.FromString(body)
-        except DecodeError:
-            raise Refused("expected a ForwardBackwardRequest in protobuf (SDK 0.38), received something else") from None
-        return self._promise(self.service.forward_backward(message, len(body)), body)
+        body = await read_body(request, bodies.BODY_BYTES)
+        message = await _apart(body, wire.forward_backward_request)
+        return self._promise(await self.service.forward_backward(message, len(body)), body)
 
     async def _custom_loss(self, request: Request) -> Response:
         await read_body(request)
@@ -289,9 +291,9 @@ class App:
                              "model_path": sampler.model_path})  # fmt: skip
 
     async def _sample(self, request: Request) -> Response:
-        body = await read_body(request)
+        body = await read_body(request, bodies.SAMPLE_BODY_BYTES)
         self.service.futures.check_room(len(body))
-        return self._promise(self.service.sample(parsed(body, requests.Sample)), body)
+        return self._promise(await self.service.sample(await _apart(body, lambda body: parsed(body, requests.Sample))), body)
 
     # Futures.
 

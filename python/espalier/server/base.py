@@ -7,6 +7,7 @@ import os
 import shutil
 import tempfile
 import threading
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,8 @@ from .store import Store, check_files
 from .worker import LoraSettings, TrainingWorker, Weights
 
 logger = logging.getLogger("uvicorn.error")
+PARK_AGAIN_SECONDS = 60.0  # after an adapter could not be written
+MAX_UNWRITTEN = 64         # adapters that stay in memory as they cannot be written
 LORA_ALPHA = 32.0  # as the hosted service scales adapters: by 32 over the rank
 
 
@@ -53,6 +56,7 @@ class Base(TrainingWorker):
 
     def new_weights(self, lora: LoraSettings) -> Weights:
         """A new adapter, with B of zeros. Raises InputError."""
+        self._check_room()
         chosen = [name for group, names in self.groups.items() if getattr(lora, f"train_{group}") for name in names]
         if not chosen:
             known = ", ".join(name for names in self.groups.values() for name in names)
@@ -68,6 +72,7 @@ class Base(TrainingWorker):
 
     def load(self, folder: Path, lora: LoraSettings, *, optimizer: bool, is_snapshot: bool = False) -> Weights:
         """The adapter of a checkpoint. Raises InputError."""
+        self._check_room()
         return self._kept(Weights(self, lora, self._opened(folder, optimizer=optimizer), is_snapshot=is_snapshot))
 
     def replaced(self, before: Weights, folder: Path, *, optimizer: bool) -> Weights:
@@ -76,6 +81,7 @@ class Base(TrainingWorker):
         return weights
 
     def snapshot(self, weights: Weights) -> Weights:
+        self._check_room()
         self.use(weights)
         return self._kept(Weights(self, weights.lora, weights.adapter.copy(), is_snapshot=True))
 
@@ -122,6 +128,12 @@ class Base(TrainingWorker):
         weights.adapter = None
         weights.forget_folder()
 
+    def _check_room(self) -> None:
+        """Raises InputError where memory has too many adapters that cannot be written."""
+        if sum(weights.park_after > 0 for weights in self._resident.values()) >= MAX_UNWRITTEN:
+            raise InputError(f"{MAX_UNWRITTEN} adapters stay in memory because they cannot be written to --state: it is full, or "
+                             "their weights are not finite; unload some")  # fmt: skip
+
     def _kept(self, weights: Weights) -> Weights:
         """As used last. Others go to disk where too many are in memory."""
         self._resident[id(weights)] = weights
@@ -129,6 +141,8 @@ class Base(TrainingWorker):
         for key, other in list(self._resident.items()):
             if len(self._resident) <= self._max_adapters:
                 break
+            if time.monotonic() < other.park_after:
+                continue
             if other is not weights and not other.has_gradients and self._park(other):
                 del self._resident[key]
         return weights
@@ -142,10 +156,12 @@ class Base(TrainingWorker):
                 self.engine.use(weights.adapter)
                 self.engine.save(folder)
             except Exception as error:
-                logger.warning("%s: an adapter stays in memory, it cannot be written: %s", self.name, error)
+                if weights.park_after == 0:
+                    logger.warning("%s: an adapter stays in memory, it cannot be written: %s", self.name, error)
+                weights.park_after = time.monotonic() + PARK_AGAIN_SECONDS
                 shutil.rmtree(folder, ignore_errors=True)
                 return False
-            weights.folder = folder
+            weights.folder, weights.park_after = folder, 0.0
         weights.adapter = None
         return True
 

@@ -10,8 +10,9 @@ from starlette.requests import Request
 from . import requests
 from .errors import Refused
 
-BODY_BYTES = 64 << 20  # of a request, after decompression
-JSON_BYTES = 16 << 20  # of one in JSON, which takes many times its length while it is read
+BODY_BYTES = 64 << 20        # of a request in protobuf, after decompression
+JSON_BYTES = 16 << 20        # of one in JSON, which takes many times its length while it is read
+SAMPLE_BODY_BYTES = 8 << 20  # of one to a sampler, likewise: there are more of them
 ZSTD_WINDOW = 1 << 27
 _ZSTD_STEP = 1 << 10   # 256 blocks of 128 KiB at most come out of so many bytes
 _PARSE_RATIO = 128     # memory that reading JSON may take, such as [[],[],...], over its length
@@ -20,9 +21,10 @@ _PARSE_UNCHECKED = 1 << 16
 Body = TypeVar("Body", bound=requests.Request)
 
 
-async def read_body(request: Request, *, is_json: bool = True) -> bytes:
-    """The body, decompressed. Raises Refused where it is too long before or after that, or not whole."""
-    limit = JSON_BYTES if is_json else BODY_BYTES
+async def read_body(request: Request, limit: int | None = None) -> bytes:
+    """The body, decompressed. Raises Refused where it is longer than the limit (None: JSON_BYTES) before or after that, or not
+    whole."""
+    limit = JSON_BYTES if limit is None else limit
     parts, size = [], 0
     async for part in request.stream():
         size += len(part)

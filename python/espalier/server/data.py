@@ -20,7 +20,8 @@ from .errors import Refused
 
 _DTYPES: dict[int, np.dtype[Any]] = {
     schema.FLOAT32: np.dtype("<f4"), schema.INT64: np.dtype("<i8"), schema.INT32: np.dtype("<i4")}  # fmt: skip
-MAX_TARGETS = 1024  # for a position
+MAX_TARGETS = 1024   # for a position
+MAX_CELLS = 1 << 24  # of all targets and inputs of a request, with those that a sparse tensor leaves out
 
 
 @dataclass
@@ -36,6 +37,21 @@ class Datum:
     def width(self) -> int:
         """Targets for a position: K."""
         return 1 if self.targets.ndim == 1 else self.targets.shape[1]
+
+    @property
+    def nbytes(self) -> int:
+        return self.tokens.nbytes + self.targets.nbytes + sum(values.nbytes for values in self.inputs.values()) + 1024
+
+
+def check_cells(data: Any) -> None:
+    """Raises Refused where the tensors of data would have too many entries, before any is made."""
+    cells = 0
+    for datum in data:
+        for value in datum.loss_fn_inputs.values():
+            cells += math.prod(map(abs, value.shape)) if value.HasField("sparse_csr") else len(value.dense) // 4
+        if cells > MAX_CELLS:
+            raise Refused(f"loss_fn_inputs: expected tensors with at most {MAX_CELLS} entries in a request, sparse ones made "
+                          "dense, received more")  # fmt: skip
 
 
 def tensor(name: str, message: Any) -> NDArray[Any]:

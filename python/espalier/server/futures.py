@@ -36,10 +36,18 @@ class Future:
 
     request_id: str
     extra: dict[str, Any] = field(default_factory=dict)  # of the first answer, beside request_id
+    sequences: int = 0   # that are sampled for it
     payload: bytes | dict[str, Any] | Failure | None = None
     done_at: float = 0.0
     body_bytes: int = 0  # of the request, while it waits
     news: asyncio.Event = field(default_factory=asyncio.Event)  # the result is there, or never will be: the server stops
+
+    @property
+    def answer(self) -> dict[str, Any]:
+        """To the request, also to one that is repeated. Names of sequences, of which there may be
+        thousands, are not kept."""
+        names = [f"{self.request_id}:{number}" for number in range(self.sequences)]
+        return {"request_id": self.request_id, **self.extra, **({"sample_sequence_ids": names} if names else {})}
 
     @property
     def size(self) -> int:
@@ -61,13 +69,13 @@ class Futures:
         self._expire()
         return self._pending.get(request_id) or self._done.get(request_id)
 
-    def create(self, request_id: str, *, others_wait: bool = False, **extra: Any) -> Future:
+    def create(self, request_id: str, *, others_wait: bool = False, sequences: int = 0, **extra: Any) -> Future:
         """The future of a new request. Raises Refused where the server stops, or too many wait, unless others wait for it."""
         if self.is_closed:
             raise Refused("the server stops", 429)
         if len(self._pending) >= PENDING_REQUESTS and not others_wait:
             raise Refused(f"expected at most {PENDING_REQUESTS} waiting requests, received one more", 429)
-        future = Future(request_id, extra)
+        future = Future(request_id, extra, sequences)
         self._pending[request_id] = future
         return future
 

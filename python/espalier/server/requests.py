@@ -3,10 +3,13 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, AliasChoices, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, AliasChoices, BaseModel, ConfigDict, Field, field_validator
 from pydantic_core import PydanticCustomError
 
 from .index import json_bytes
+
+MAX_STOPS = 64         # strings or ids that end a sample
+STOP_CHARACTERS = 512  # of a stop string
 
 Int64 = Annotated[int, Field(ge=-(1 << 63), lt=1 << 63)]
 Token = Annotated[int, Field(ge=0, lt=1 << 31)]
@@ -147,6 +150,17 @@ class SamplingParams(Request):
     temperature: float = Field(1.0, ge=0)
     top_k: int = Field(-1, ge=-1, lt=1 << 31)
     top_p: float = Field(1.0, gt=0, le=1)
+
+    @field_validator("stop", mode="before")
+    @classmethod
+    def _check_stop(cls, value: Any) -> Any:
+        stops = [value] if isinstance(value, str) else value
+        if value is None or (isinstance(stops, list) and len(stops) <= MAX_STOPS and (
+                all(isinstance(each, str) and 1 <= len(each) <= STOP_CHARACTERS for each in stops)
+                or all(isinstance(each, int) and 0 <= each < 1 << 31 for each in stops))):  # fmt: skip
+            return value
+        raise ValueError(f"expected at most {MAX_STOPS} strings of 1 to {STOP_CHARACTERS} characters, or as many token ids, "
+                         "received something else")  # fmt: skip
 
 
 class JsonTensor(Request):

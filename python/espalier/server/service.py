@@ -8,21 +8,21 @@ import secrets
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
-from functools import cache
-from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from . import requests, sampling, training
 from .base import Base, Counter
-from .data import datum_of
+from .data import check_cells, datum_of
 from .errors import Refused
 from .futures import Failure, Future, Futures, failure_of
 from .losses import RequestLoss
 from .full_weights import FullWeights, Snapshots
-from .sessions import Completions, Records, Sampler, Session
+from .sample_requests import SampleRequests
+from .sessions import Records, Sampler, Session
+from .stop_texts import tokenizer_of
 from .store import CheckpointPath, Store
+from .tasks import start
+from .wire import SMALL_BYTES
 from .worker import LoraSettings, TrainingWorker, Weights, Worker
 
 logger = logging.getLogger("uvicorn.error")
@@ -30,8 +30,8 @@ SESSION_SECONDS = 600.0    # without a heartbeat, until a session ends; clients 
 MAX_SESSIONS = 1024
 MAX_MODELS = 256           # of a session
 MAX_SNAPSHOTS = 256        # of adapters, of a session; the one longest unused goes first
+MAX_SAMPLERS = 256         # of other samplers, of a session: of bases, and inflight ones; likewise
 MAX_FULL_SNAPSHOTS = 8     # of whole weights, likewise: each takes the disk of a model
-CLIENT_NUMBERS = 1_000_000_000  # seq_id of samples: those of the client N of a sampler begin at N times this
 MAX_DATA = 4096            # of a request
 STOP_SECONDS = 3.0         # for what fails as the server stops, such as samples, to end
 
@@ -70,9 +70,10 @@ class Service:
         self._snapshots = {name: Snapshots(base) for name, base in self.bases.items()}
         self._samplers: dict[Worker, sampling.Samplers] = {}
         for worker in (*self.bases.values(), *self._snapshots.values()):
-            samplers = sampling.Samplers(worker, self.futures, self.counter, self.records.add, _tokenizer(worker.folder))
+            samplers = sampling.Samplers(worker, self.futures, self.counter, self.records.add, tokenizer_of(worker.folder))
             self._samplers[worker] = samplers
             worker.add(samplers)
+        self._sample_requests = SampleRequests(self.futures, self._samplers)
 
     def for_key(self, name: str, store: Store) -> "Service":
         """That of clients with another key. It shares the models, their threads and the bounds of what waits; sessions, and what
@@ -269,7 +270,7 @@ class Service:
             except Exception as error:
                 self.futures.finish(future, failure_of(error))
 
-        _start(ending())
+        start(ending())
         return future
 
     def _submit(self, model_id: str, seq_id: int, make: Callable[[training.Model], training.Work | training.Passes]) -> Future:
@@ -285,8 +286,6 @@ class Service:
         future = self.futures.create(request_id, others_wait=model.is_next(seq_id))
         try:
             work = make(model)
-        except Refused as error:
-            work = _failing(error.with_traceback(None))  # whose frames hold the request
         except Exception as error:
             work = _failing(error)
         model.submit(seq_id, training.Operation(future, work))
@@ -297,12 +296,17 @@ class Service:
         if model_id is None or seq_id is None or not self.model(model_id).is_next(seq_id):
             self.futures.check_room(body_bytes)
 
-    def refuse(self, model_id: str, seq_id: int, error: Refused) -> Future:
+    def refuse(self, model_id: str, seq_id: int, error: Exception) -> Future:
         """A request that cannot be read, in its turn."""
         return self._submit(model_id, seq_id, lambda model: _failing(error))
 
-    def forward_backward(self, message: Any, body_bytes: int) -> Future:
-        """A ForwardBackwardRequest that came in so many bytes."""
+    async def forward_backward(self, message: Any, body_bytes: int) -> Future:
+        """A ForwardBackwardRequest that came in so many bytes. A large one is read beside the event loop."""
+        if (many := len(message.data)) > MAX_DATA:
+            error = Refused(f"data: expected 1 to {MAX_DATA} of a request, received {many}")
+            if isinstance(message.model_id, bytes):
+                raise error
+            return self.refuse(message.model_id, message.seq_id, error)
         config: dict[str, float | str] = dict(message.loss_fn_config)
         for name, value in message.loss_fn_config_v2.items():
             config[name] = value.text if value.HasField("text") else value.number
@@ -312,15 +316,26 @@ class Service:
             raise Refused("expected texts in UTF-8, received others")
         self.check_room(body_bytes, message.model_id, message.seq_id)
 
-        def make(model: training.Model) -> training.Passes:
-            if not 1 <= len(message.data) <= MAX_DATA:
-                raise Refused(f"data: expected 1 to {MAX_DATA} of a request, received {len(message.data)}")
-            worker = model.worker
+        worker = self.model(message.model_id).worker
+        if (known := self.futures.get(f"{message.model_id}:{message.seq_id}")) is not None:
+            return known
+
+        def make() -> training.Passes:
+            if not message.data:
+                raise Refused(f"data: expected 1 to {MAX_DATA} of a request, received none")
+            check_cells(message.data)
             data = [datum_of(datum, worker.vocab_size, worker.max_context) for datum in message.data]
             loss = RequestLoss(message.loss_fn, config, data, self._recorded)
             return training.Passes(data, loss, message.forward_only)
 
-        return self._submit(message.model_id, message.seq_id, make)
+        try:
+            passes = make() if body_bytes <= SMALL_BYTES else await asyncio.to_thread(make)
+        except Exception as error:
+            return self.refuse(message.model_id, message.seq_id, error)
+        self.check_room(passes.nbytes, message.model_id, message.seq_id)
+        future = self._submit(message.model_id, message.seq_id, lambda model: passes)
+        self.futures.add_body(future, max(body_bytes, passes.nbytes))
+        return future
 
     def optim_step(self, request: requests.OptimStep) -> Future:
         return self._submit(request.model_id, request.seq_id, lambda model: training.optim_step(request.optim_params))
@@ -366,7 +381,7 @@ class Service:
         if request.sampling_session_seq_id is None:
             return self.save_weights(request, "sampler_weights")
         session = self.session(request.model_id.partition(":")[0])
-        self._make_room(session, self.model(request.model_id).lora)
+        self._make_room(session, None if request.kind == "inflight" else self.model(request.model_id).lora)
         sampler_id = f"{session.session_id}:sample:{request.sampling_session_seq_id}"
 
         def work(model: training.Model) -> dict[str, Any]:
@@ -378,7 +393,10 @@ class Service:
                 sampler = Sampler(sampler_id, session, copy.worker, lambda: model.published)
             else:
                 sampler = Sampler(sampler_id, session, copy.worker, lambda: copy, owned=copy)
+            replaced = session.samplers.pop(sampler_id, None)
             session.samplers[sampler_id] = sampler
+            if replaced is not None:  # its weights go
+                replaced.worker.do_later(replaced.drop)
             return {"type": "save_weights_for_sampler", "sampling_session_id": sampler_id}
 
         return self._submit(request.model_id, request.seq_id, lambda model: work)
@@ -432,6 +450,7 @@ class Service:
         if request.model_path is None:
             base = self.base(request.base_model)
             plain = await self._plain_weights(base)
+            self._make_room(session, None)
             session.samplers[sampler_id] = Sampler(sampler_id, session, base, lambda: plain)
             return sampler_id
         path, base, lora = self._checkpoint(request.model_path)
@@ -461,14 +480,15 @@ class Service:
             self._plain.setdefault(base.name, made)
         return self._plain[base.name]
 
-    def _make_room(self, session: Session, lora: LoraSettings) -> None:
-        """For a snapshot more of this kind."""
-        is_full = lora.rank == 0
-        owned = [sampler for sampler in list(session.samplers.values())
-                 if sampler.owned is not None and (sampler.owned.lora.rank == 0) == is_full]  # fmt: skip
-        for sampler in owned[: max(0, len(owned) - (MAX_FULL_SNAPSHOTS if is_full else MAX_SNAPSHOTS) + 1)]:
+    def _make_room(self, session: Session, lora: LoraSettings | None) -> None:
+        """For one more sampler with a snapshot of this kind, or without one."""
+        most = MAX_SAMPLERS if lora is None else MAX_FULL_SNAPSHOTS if lora.rank == 0 else MAX_SNAPSHOTS
+        kind = lora and (lora.rank == 0,)
+        same = [sampler for sampler in list(session.samplers.values())
+                if (sampler.owned and (sampler.owned.lora.rank == 0,)) == kind]  # fmt: skip
+        for sampler in same[: max(0, len(same) - most + 1)]:
             del session.samplers[sampler.sampler_id]
-            _start(sampler.worker.do(sampler.drop))
+            start(sampler.worker.do(sampler.drop))
 
     def sampler(self, sampler_id: str) -> Sampler:
         """Raises Refused."""
@@ -479,57 +499,15 @@ class Service:
         session.samplers[sampler_id] = session.samplers.pop(sampler_id)
         return session.samplers[sampler_id]
 
-    def sample(self, request: requests.Sample) -> Future:
+    async def sample(self, request: requests.Sample) -> Future:
         """Raises Refused."""
         if request.sampling_session_id is None or request.seq_id is None:
             raise Refused("asample: expected sampling_session_id and seq_id, received none: create_sampling_session gives one")
-        sampler = self.sampler(request.sampling_session_id)
-        request_id = f"{sampler.sampler_id}:{request.seq_id}"
-        if (known := self.futures.get(request_id)) is not None:
-            return known
-        client = request.seq_id // CLIENT_NUMBERS
-        if client > sampler.clients:
-            raise Refused(f"seq_id: expected a number below {(sampler.clients + 1) * CLIENT_NUMBERS}, as the sampler was joined "
-                          f"{sampler.clients} times, received {request.seq_id}")  # fmt: skip
-        worker = sampler.worker
-        prompt, max_tokens = _prompt(request, worker)
-        targets = None
-        if request.target_prompt_logprobs is not None:
-            targets = sampling.target_table(request.target_prompt_logprobs, len(prompt), worker.vocab_size)
-        ids = [f"{request_id}:{number}" for number in range(request.num_samples)]
-        future = self.futures.create(request_id, sample_sequence_ids=ids)
-        try:
-            self._samplers[worker].submit(
-                sampling.Request(future, request, prompt, max_tokens, sampler.weights, ids, targets))  # fmt: skip
-        except Refused as error:
-            self.futures.finish(future, Failure(str(error), "user"))
-        _start(self._tell(sampler, client, future))
-        return future
-
-    async def _tell(self, sampler: Sampler, client: int, future: Future) -> None:
-        """Adds the end of a request to what `retrieve_futures` tells."""
-        await future.news.wait()
-        failed = isinstance(future.payload, Failure)
-        told: dict[str, Any] = {"state": "failed" if failed else "finished", "request_id": future.request_id}
-        if not failed:
-            told["response_payload_uncompressed_size"] = future.size
-        sampler.completions.setdefault(client, Completions()).add(told)
-        sampler.news.set()
+        return self._sample_requests.begin(self.sampler(request.sampling_session_id), request, request.seq_id)
 
     async def completions(self, request: requests.RetrieveFutures) -> dict[str, Any]:
         """Those of a sampler since a cursor; waits for one."""
-        sampler = self.sampler(request.target.sampling_session_id)
-        until = time.monotonic() + (30.0 if request.timeout is None else min(request.timeout, 30.0))
-        while True:
-            known = sampler.completions.get(request.target.cloned_sampler_id) or Completions()
-            left = until - time.monotonic()
-            if known.count > request.prev_cursor or left <= 0 or self.futures.is_closed:
-                return {"completions": known.since(request.prev_cursor), "cursor": max(known.count, request.prev_cursor)}
-            sampler.news.clear()
-            try:
-                await asyncio.wait_for(sampler.news.wait(), left)
-            except TimeoutError:
-                continue
+        return await self._sample_requests.completions(self.sampler(request.target.sampling_session_id), request)
 
     def cancel(self, request_id: str) -> None:
         if request_id and self.future(request_id) is None:
@@ -538,21 +516,10 @@ class Service:
             samplers.cancel(request_id)
 
 
-def _prompt(request: requests.Sample, worker: Worker) -> tuple[Any, int]:
-    """Tokens of a prompt, and how many may be sampled."""
-    for chunk in request.prompt.chunks:
-        if chunk.type != "encoded_text":
-            raise Refused(f"prompt: expected chunks of tokens alone, received one of type {chunk.type[:100]!r}")
-    ids = [token for chunk in request.prompt.chunks for token in chunk.tokens]
-    if not 1 <= len(ids) < worker.max_context:
-        raise Refused(f"prompt: expected 1 to {worker.max_context - 1} tokens, received {len(ids)}")
-    if min(ids) < 0 or max(ids) >= worker.vocab_size:
-        raise Refused(f"prompt: expected token ids from 0 and below {worker.vocab_size}, received {min(ids)} to {max(ids)}")
-    room = worker.max_context - len(ids)
-    return np.array(ids, np.int32), min(request.sampling_params.max_tokens or room, room)
-
-
 def _failing(error: Exception) -> training.Work:
+    if isinstance(error, Refused):
+        error.__traceback__ = None  # whose frames hold the request
+
     def fail(model: training.Model) -> dict[str, Any]:
         raise error
 
@@ -578,23 +545,3 @@ def _dropping(worker: Worker, session: Session) -> Callable[[], None]:
 def _check_optimizer(optimizer: requests.Optimizer) -> None:
     if optimizer.type != "adamw":
         raise Refused(f"optimizer_config: expected adamw, the optimiser of this server, received {optimizer.type[:100]!r}")
-
-
-_tasks: set[asyncio.Task[None]] = set()
-
-
-def _start(work: Any) -> None:
-    """Runs a coroutine beside; the loop itself would forget it."""
-    task = asyncio.get_running_loop().create_task(work)
-    _tasks.add(task)
-    task.add_done_callback(_tasks.discard)
-
-
-def _tokenizer(folder: Path) -> Callable[[], Any]:
-    @cache
-    def load() -> Any:
-        from transformers import AutoTokenizer
-
-        return AutoTokenizer.from_pretrained(folder)
-
-    return load

@@ -3,18 +3,21 @@
 
 import asyncio
 import collections
+import itertools
+import threading
 import time
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from . import sampling, training
 from .futures import PENDING_REQUESTS
 from .worker import Weights, Worker
 
 RECORD_SECONDS = 86400.0   # that sampled sequences are remembered for stable_reinforce
-RECORDED_TOKENS = 1 << 27  # of all of them; the oldest go first
+RECORDED_BYTES = 1 << 29   # of all of them; the oldest go first
 
 
 @dataclass
@@ -23,6 +26,7 @@ class Session:
 
     session_id: str
     display_name: str | None
+    number: int = field(default_factory=itertools.count().__next__)
     seen: float = field(default_factory=time.monotonic)
     models: dict[str, training.Model] = field(default_factory=dict)
     samplers: dict[str, "Sampler"] = field(default_factory=dict)  # the last used one last
@@ -66,25 +70,47 @@ class Sampler:
 
 
 class Records:
-    """Log-probabilities of sampled sequences, by their ids, as they were when they were sampled."""
+    """Log-probabilities of sampled sequences, by their ids, as they were when they were sampled; those of a request as one array.
+    Used by several threads."""
 
     def __init__(self) -> None:
-        self._kept: collections.OrderedDict[str, tuple[float, Any]] = collections.OrderedDict()
-        self._tokens = 0
+        self._kept: collections.OrderedDict[str, _Record] = collections.OrderedDict()  # by request
+        self._bytes = 0
+        self._lock = threading.Lock()
 
-    def add(self, sequence_id: str, logprobs: Any) -> None:
-        self._kept[sequence_id] = (time.monotonic(), np.asarray(logprobs, np.float32))
-        self._tokens += len(logprobs)
-        oldest = time.monotonic() - RECORD_SECONDS
-        while self._kept:
-            first = next(iter(self._kept))
-            if self._kept[first][0] >= oldest and self._tokens <= RECORDED_TOKENS:
-                return
-            self._tokens -= len(self._kept.pop(first)[1])
+    def add(self, request_id: str, logprobs: list[NDArray[np.floating[Any]]]) -> None:
+        """Of all sequences of a request."""
+        ends = np.cumsum([len(each) for each in logprobs], dtype=np.int64)
+        record = _Record(np.concatenate(logprobs).astype(np.float32), ends)
+        with self._lock:
+            self._kept[request_id] = record
+            self._bytes += record.nbytes
+            oldest = time.monotonic() - RECORD_SECONDS
+            while self._kept:
+                first = next(iter(self._kept))
+                if self._kept[first].used >= oldest and self._bytes <= RECORDED_BYTES:
+                    return
+                self._bytes -= self._kept.pop(first).nbytes
 
-    def get(self, sequence_id: str) -> Any:
-        """None where there is none. Training on a sequence keeps it for another day."""
-        if sequence_id not in self._kept:
-            return None
-        self._kept[sequence_id] = (time.monotonic(), self._kept.pop(sequence_id)[1])
-        return self._kept[sequence_id][1]
+    def get(self, sequence_id: str) -> NDArray[np.float32] | None:
+        """None where there is none. Training on a sequence keeps those of its request for another day."""
+        request_id, _, text = sequence_id.rpartition(":")
+        with self._lock:
+            record = self._kept.get(request_id)
+            number = int(text) if text.isascii() and text.isdecimal() and len(text) < 10 else -1
+            if record is None or not 0 <= number < len(record.ends):
+                return None
+            self._kept.move_to_end(request_id)
+            record.used = time.monotonic()
+        return record.logprobs[record.ends[number - 1] if number else 0 : record.ends[number]]
+
+
+@dataclass
+class _Record:
+    logprobs: NDArray[np.float32]
+    ends: NDArray[np.int64]  # of each sequence
+    used: float = field(default_factory=time.monotonic)
+
+    @property
+    def nbytes(self) -> int:
+        return self.logprobs.nbytes + self.ends.nbytes + 1024

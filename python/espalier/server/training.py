@@ -54,6 +54,11 @@ class Passes:
     forward_only: bool
     arrived: float = field(default_factory=time.monotonic)
 
+    @property
+    def nbytes(self) -> int:
+        """What it takes while it waits."""
+        return sum(datum.nbytes for datum in self.data)
+
 
 Work = Callable[["Model"], dict[str, Any]]
 
@@ -61,6 +66,7 @@ Work = Callable[["Model"], dict[str, Any]]
 class Model:
     """One model in training. model_id: SESSION:train:NUMBER."""
 
+    clients = 1
     has_begun = False  # a job is all of what it does
 
     def __init__(self, model_id: str, worker: TrainingWorker, weights: Weights, futures: Futures, counter: Counter) -> None:

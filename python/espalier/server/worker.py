@@ -6,6 +6,7 @@ import collections
 import json
 import logging
 import shutil
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -41,6 +42,7 @@ class Weights:
     folder: Path | None = None   # of a file that is true, or to be read
     is_snapshot: bool = False    # never trained, so its file stays true
     has_gradients: bool = False  # which a file does not keep
+    park_after: float = 0.0      # a time; 0: it could always be written
 
     def forget_folder(self) -> None:
         if self.folder is not None:
@@ -63,6 +65,10 @@ class Job(Protocol):
 
 class Source(Protocol):
     """What may have work for a worker: a model in training, or samplers."""
+
+    @property
+    def clients(self) -> int:
+        """For how many clients its jobs are: it has as many shares of the time."""
 
     @property
     def has_begun(self) -> bool:
@@ -93,6 +99,8 @@ class Worker(ABC):
         self.stop_ids = [ends] if isinstance(ends, int) else list(ends or [])
         self._thread = ThreadPoolExecutor(1, thread_name_prefix=f"espalier-{name}")
         self.sources: collections.deque[Source] = collections.deque()
+        self._used: dict[Source, float] = {}  # seconds for each of its clients
+        self._now = 0.0  # of the source whose job runs, or ran last
         self._wake = asyncio.Event()
         self.is_stopped = False  # no more requests begin
         self._work: asyncio.Task[None] | None = None
@@ -116,6 +124,7 @@ class Worker(ABC):
 
     def remove(self, source: Source) -> None:
         self.sources.remove(source)
+        self._used.pop(source, None)
 
     def wake(self) -> None:
         """A source may have work."""
@@ -128,6 +137,10 @@ class Worker(ABC):
         """Work between jobs."""
         return await asyncio.get_running_loop().run_in_executor(self._thread, work)
 
+    def do_later(self, work: Callable[[], Any]) -> None:
+        """Work after the job that runs. On any thread."""
+        self._thread.submit(work)
+
     async def stop(self) -> None:
         """After what has begun. May be called twice."""
         self.is_stopped = True
@@ -136,34 +149,44 @@ class Worker(ABC):
             await self._work
         self._thread.shutdown()
 
-    def _next_job(self) -> Job | None:
-        for _ in range(len(self.sources)):
-            source = self.sources[0]
-            self.sources.rotate(-1)
+    def _next_job(self) -> tuple[Source, Job] | None:
+        """Of the source that had the least time (start-time fair queueing: Goyal, Vin and Cheng, 1996). One that was idle has
+        no claim to the time that it did not use."""
+        for source in sorted(self.sources, key=self._begin):
             if (source.has_begun or not self.is_stopped) and (job := source.next_job()) is not None:
-                return job
+                self._now = self._used[source] = self._begin(source)
+                self.sources.remove(source)  # the last one of those that had as much
+                self.sources.append(source)
+                return source, job
         return None
+
+    def _begin(self, source: Source) -> float:
+        return max(self._now, self._used.get(source, 0.0))
 
     async def _run(self) -> None:
         while True:
             self._wake.clear()
-            job = self._next_job()
-            if job is None and self.is_stopped:
+            found = self._next_job()
+            if found is None and self.is_stopped:
                 return
-            if job is None:
+            if found is None:
                 await self._wake.wait()
                 continue
+            source, job = found
+            begun, clients = time.monotonic(), source.clients
             try:
                 await self.do(job.run)
                 job.finish()
             except Exception as error:
                 job.fail(self.failure_of(error))
+            if source in self._used:
+                self._used[source] += (time.monotonic() - begun) / clients
 
     def failure_of(self, error: Exception) -> Failure:
         """What clients are told of an exception that is handled. Those that are not theirs are logged."""
         failure = failure_of(error)
         if failure.category == "server":
-            logger.exception("%s: a request failed", self.name)
+            logger.error("%s: a request failed", self.name, exc_info=error)
         return failure
 
 

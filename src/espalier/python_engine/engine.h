@@ -127,12 +127,15 @@ class Engine {
   /// `espalier sample`. Each rank has its own.
   EngineSampling sampling(const NamedTexts& options);
   /// Whole rows as prompts, each with its options, sampled with the weights that are in use now, also when
-  /// others are; the caller numbers them, from `first` on.
+  /// others are; the caller numbers them, from `first` on, and their client, one of those that share the
+  /// sampling.
   void add(const EngineSampling& sampling, int64_t first, const Trajectories& rows,
-           const std::vector<NamedTexts>& row_options);
+           const std::vector<NamedTexts>& row_options, int64_t client);
+  /// Ends a prompt. Returns how many of its completions were not done.
+  int64_t remove(const EngineSampling& sampling, int64_t number, int64_t client);
   /// A token more of every completion that goes on. Returns those that are done; rows are numbers of prompts.
-  /// After an exception nothing goes on. Throws InputError if weights of prompts have changed since they were
-  /// added.
+  /// What could not be sampled has an error; after an exception nothing goes on. Throws InputError if weights
+  /// of prompts have changed since they were added.
   std::vector<Completion> sample_on(const EngineSampling& sampling, const Watch& watch);
 
   /// prompt_tokens, of all completions; kept_prompt_tokens and encoded_prompt_tokens, of prompts;

@@ -8,6 +8,9 @@
 namespace espalier::python_engine {
 namespace {
 
+// Tokens of prompts in a pass of which others wait for the end.
+constexpr int64_t kSharedPassTokens = 512;
+
 TokenWatch told(const Watch& watch) {
   if (!watch) return {};
   return [&watch](std::span<const Completion* const> completions) {
@@ -51,14 +54,15 @@ EngineSampling Engine::sampling(const NamedTexts& options) {
   State& state = *state_;
   return state.call([&] {
     state.check_whole();
-    state.open.push_back(
-        std::make_shared<OpenSampling>(state.base, parse_sampling_options(options).options, state.memory()));
+    SampleOptions sizes = parse_sampling_options(options).options;
+    sizes.pass_tokens = kSharedPassTokens;
+    state.open.push_back(std::make_shared<OpenSampling>(state.base, sizes, state.memory()));
     return EngineSampling{state.open.back()};
   });
 }
 
 void Engine::add(const EngineSampling& sampling, int64_t first, const Trajectories& rows,
-                 const std::vector<NamedTexts>& row_options) {
+                 const std::vector<NamedTexts>& row_options, int64_t client) {
   State& state = *state_;
   OpenSampling& open = *sampling.open;
   return state.call([&] {
@@ -73,10 +77,14 @@ void Engine::add(const EngineSampling& sampling, int64_t first, const Trajectori
     open.trained.emplace(state.now->weights, state.now);
     open.sampling.use(state.sampled_weights());
     for (int64_t row = 0; row < rows.num_rows(); ++row) {
-      open.sampling.add(first + row, rows.row(row), options[row], /*place=*/0);
+      open.sampling.add(first + row, rows.row(row), options[row], /*place=*/0, client);
     }
     check_mapped_files();
   });
+}
+
+int64_t Engine::remove(const EngineSampling& sampling, int64_t number, int64_t client) {
+  return state_->call([&] { return sampling.open->sampling.remove(number, client); });
 }
 
 std::vector<Completion> Engine::sample_on(const EngineSampling& sampling, const Watch& watch) {

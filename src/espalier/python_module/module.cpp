@@ -193,7 +193,19 @@ Trajectories sample(Engine& engine, const Trajectories& rows, const NamedTexts& 
   return engine.sample(rows, options, row_options, watching(progress), watched(watch));
 }
 
-/// Lists of (prompt, sample, tokens, logprobs, stopped, kept_tokens, prompt_logprobs).
+/// (whether it is due to the input, message), or None.
+nb::object error_of(const Completion& completion) {
+  if (!completion.error) return nb::none();
+  try {
+    std::rethrow_exception(completion.error);
+  } catch (const InputError& error) {
+    return nb::make_tuple(true, std::string(error.what()));
+  } catch (const std::exception& error) {
+    return nb::make_tuple(false, text_of(error));
+  }
+}
+
+/// Lists of (prompt, sample, tokens, logprobs, stopped, kept_tokens, prompt_logprobs, error).
 nb::list sample_on(Engine& engine, const EngineSampling& sampling, nb::handle watch) {
   std::vector<Completion> done;
   {
@@ -204,7 +216,7 @@ nb::list sample_on(Engine& engine, const EngineSampling& sampling, nb::handle wa
   for (Completion& each : done) {
     found.append(nb::make_tuple(each.row, each.sample, python::take(std::move(each.tokens)),
                                 python::take(std::move(each.logprobs)), each.stopped, each.kept_tokens,
-                                python::take(std::move(each.prompt_logprobs))));
+                                python::take(std::move(each.prompt_logprobs)), error_of(each)));
   }
   return found;
 }
@@ -272,12 +284,18 @@ void bind_engine(nb::module_& module) {
            "Completions of the rows' prompts as rows. watch(int64 [B * 3] of row, sample and new token): "
            "which ones end.")
       .def("sampling", &Engine::sampling, nb::arg("options"), work, "Begins to sample, without prompts.")
-      .def("add", &Engine::add, nb::arg("sampling"), nb::arg("first"), nb::arg("rows"),
-           nb::arg("row_options"), work,
-           "Whole rows as prompts of the weights in use, each with its options, numbered from `first` on.")
+      .def(
+          "add", &Engine::add, nb::arg("sampling"), nb::arg("first"), nb::arg("rows"), nb::arg("row_options"),
+          nb::arg("client"), work,
+          "Whole rows as prompts of the weights in use and of a client, each with its options, numbered from "
+          "`first` on.")
+      .def("remove", &Engine::remove, nb::arg("sampling"), nb::arg("number"), nb::arg("client"), work,
+           "Ends a prompt. Returns how many of its completions were not done.")
       .def("sample_on", &sample_on, nb::arg("sampling"), nb::arg("watch").none(),
            "A token more. Returns (prompt, sample, int32 tokens, float64 logprobs, stopped, kept_tokens, "
-           "prompt_logprobs) of completions that are done. watch: as of sample.")
+           "prompt_logprobs, error) of completions that are done. error: (whether it is due to the input, "
+           "message), "
+           "or None. watch: as of sample.")
       .def("sampling_counts", &Engine::sampling_counts, work, "Tokens by name, and bytes that are kept.")
       .def("stop_ids", &Engine::stop_ids, work, "Of the model's folder.")
       .def("gradients", &gradients, "Copies of the gradients, by the names of the parameters.")

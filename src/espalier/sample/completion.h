@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <exception>
 #include <functional>
 #include <span>
 #include <vector>
@@ -21,7 +22,8 @@ struct SampleOptions {
   int64_t batch_size = 64;       // maximum number of live sequences
   int64_t token_budget = 32768;  // prompt tokens whose keys and values are held at a time; a single
                                  // prompt may exceed it
-  /// By row of the prompts, in place of all but the two sizes above; empty: the same for all rows. Random
+  int64_t pass_tokens = 4096;    // of prompts that are encoded at a time
+  /// By row of the prompts, in place of all but the three sizes above; empty: the same for all rows. Random
   /// numbers of a row are then those of row 0 of a call with its options.
   std::vector<SampleOptions> rows{};
 };
@@ -35,6 +37,7 @@ struct Completion {
   bool stopped = false;            // whether its last token is one of stop_ids, or a TokenWatch ended it
   int64_t kept_tokens = 0;         // of its prompt, which were encoded before it came
   std::vector<double> prompt_logprobs{};  // of its prompt's tokens, 0 for the first one; empty: not asked for
+  std::exception_ptr error{};             // why it, with all others of its prompt, could not be sampled
 };
 
 /// Told of completions that have a new token, after each step. Returns which of them end with it, or none.

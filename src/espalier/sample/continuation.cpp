@@ -178,11 +178,12 @@ void encode(const Decoder& decoder, std::span<const Prefix> nodes,
     const PrefixNode& before = *node.parent;  // whose end predicts the first token
     if (!before.is_root() && !before.hidden.defined()) continue;
     const at::Tensor own = encoded.all_hidden.narrow(0, begin[n], node.size() - 1);
-    node.logprobs.assign(before.is_root() ? 1 : 0, 0);
+    std::vector<double> logprobs(before.is_root() ? 1 : 0, 0);
     const std::vector<double> others =
         logprobs_of(decoder, before.is_root() ? own : at::cat({before.hidden, own}), adapters[n],
-                    std::span(node.tokens).subspan(node.logprobs.size()));
-    node.logprobs.insert(node.logprobs.end(), others.begin(), others.end());
+                    std::span(node.tokens).subspan(logprobs.size()));
+    logprobs.insert(logprobs.end(), others.begin(), others.end());
+    node.logprobs = std::move(logprobs);  // all of them, or none after an exception
   }
 }
 

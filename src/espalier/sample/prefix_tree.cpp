@@ -138,19 +138,20 @@ std::vector<Prefix> PrefixTree::unencoded(const Prefix& prefix, bool scored) {
 void PrefixTree::set(const Prefix& node, const Encoded& encoded, int64_t row, int64_t end) {
   ESPALIER_ASSERT(encoded.context.size() == recurrent_.size());
   const bool is_new = !node->is_encoded(), has_end = end >= 0 && !node->hidden.defined();
-  if (is_new) {
-    node->keys.resize(recurrent_.size());
-    kept_.push_back(node);
-  }
-  if (has_end) {
-    node->states.resize(recurrent_.size());
-    node->hidden = copied(encoded.hidden, end, 1);
-  }
+  std::vector<LayerContext> keys(recurrent_.size()), states(recurrent_.size());
   for (size_t layer = 0; layer < recurrent_.size(); ++layer) {
     for (const at::Tensor& tensor : encoded.context[layer]) {
-      if (recurrent_[layer] && has_end) node->states[layer].push_back(copied(tensor, end, 1));
-      if (!recurrent_[layer] && is_new) node->keys[layer].push_back(copied(tensor, row, node->size()));
+      if (recurrent_[layer] && has_end) states[layer].push_back(copied(tensor, end, 1));
+      if (!recurrent_[layer] && is_new) keys[layer].push_back(copied(tensor, row, node->size()));
     }
+  }
+  if (has_end) {
+    node->hidden = copied(encoded.hidden, end, 1);
+    node->states = std::move(states);
+  }
+  if (is_new) {
+    kept_.push_back(node);
+    node->keys = std::move(keys);
   }
   node->bytes = bytes_of(*node);
 }
@@ -162,14 +163,14 @@ int64_t PrefixTree::bytes() const {
 }
 
 // A node was used when one below it was, or later. So in this order all below it come before it.
-void PrefixTree::trim() {
+void PrefixTree::trim(int64_t budget) {
   std::erase_if(
       roots_, [](const auto& root) { return root.second.use_count() == 1 && root.second->children.empty(); });
   int64_t left = bytes();
-  if (left <= budget_) return;
+  if (left <= budget) return;
   std::ranges::sort(kept_, {}, [](const Prefix& node) { return std::pair(node->used, -node->begin); });
   for (Prefix& node : kept_) {
-    if (left <= budget_) break;
+    if (left <= budget) break;
     if (node.use_count() > 1) continue;  // it is held, or continued by one that is kept
     left -= node->bytes;
     node.reset();

@@ -70,19 +70,23 @@ class PrefixTree {
   std::vector<Prefix> unencoded(const Prefix& prefix, bool scored);
 
   /// Keeps copies: of tokens from `row` on, and of end `end`, or of none where it is -1. What the node has
-  /// already stays as it is.
+  /// already stays as it is, and after an exception all does.
   void set(const Prefix& node, const Encoded& encoded, int64_t row, int64_t end);
 
+  /// Splits a node: its first `size` tokens become a new node, its parent, which is returned.
+  Prefix divide(const Prefix& node, int64_t size);
+
   /// Drops what is beyond the budget. Called where holders have gone.
-  void trim();
+  void trim() { trim(budget_); }
+  /// Drops what nothing holds, whatever the budget: memory has run out.
+  void drop_unused() { trim(0); }
 
   const std::vector<bool>& recurrent() const { return recurrent_; }
   bool keeps() const { return budget_ > 0; }
   int64_t bytes() const;
 
  private:
-  /// Splits a node: its first `size` tokens become a new node, its parent, which is returned.
-  Prefix divide(const Prefix& node, int64_t size);
+  void trim(int64_t budget);
   bool can_be_continued(const PrefixNode& node) const;
 
   std::vector<bool> recurrent_;

@@ -4,6 +4,7 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <exception>
 #include <iterator>
 #include <nlohmann/json.hpp>
 #include <numeric>
@@ -65,6 +66,7 @@ SampleResult sample_rows(Sampling& sampling, const Trajectories& prompts, std::s
   SampleResult result;
   while (!sampling.is_idle()) {
     for (Completion& completion : sampling.step(events.watch)) {
+      if (completion.error) std::rethrow_exception(completion.error);
       ++finished;
       result.completions.push_back(std::move(completion));
     }

@@ -252,6 +252,44 @@ TEST(OptimizerTest, UpdatesThatWouldOverflowAreRefusedBeforeAnythingChanges) {
   }
 }
 
+// Settings with which weights that are finite would no longer be.
+TEST(OptimizerTest, SettingsThatWouldBreakWeightsAreRefusedBeforeAnythingChanges) {
+  struct Case {
+    at::ScalarType dtype;
+    OptimizerOptions options;
+    double rate;
+    const char* refused;  // a part of the message
+  };
+  for (const Case& c :
+       {Case{at::kFloat, {.eps = 1e-46}, 0.1, "eps 1e-46 is below"},
+        Case{at::kBFloat16, {.eps = 1e-46}, 0.1, "eps 1e-46 is below"},
+        Case{at::kDouble, {.eps = 1e-46}, 0.1, ""},
+        Case{at::kDouble, {.eps = 1e-320}, 0.1, "eps 1e-320 is below"},
+        Case{at::kFloat, {.eps = 1e-12}, 0.1, ""},
+        Case{at::kFloat, {.weight_decay = 1e40}, 0.1, "weight decay 1e+40"},
+        Case{at::kFloat, {.weight_decay = 1e30}, 0.1, ""},
+        Case{at::kFloat, {.kind = OptimizerKind::kSgd, .weight_decay = 1e40}, 0.1, "weight decay 1e+40"},
+        Case{at::kFloat, {.beta1 = 0.9, .beta2 = 0.9, .eps = 1e-30}, 1e-2, ""},
+        Case{at::kFloat, {.beta1 = 0.99, .beta2 = 0, .eps = 1e-30}, 1e-2, "would overflow"}}) {
+    const Decoder decoder = tiny_decoder(tiny_config(Family::kLlama, 11), 3, c.dtype);
+    const Decoder before = cast_decoder(decoder, c.dtype);
+    Optimizer optimizer(decoder, c.options);
+    // Of some weights there is no gradient, so that their second moments are 0.
+    std::vector<at::Tensor> values;
+    for (const Parameter& parameter : decoder.parameters()) {
+      values.push_back(at::zeros_like(parameter.value, c.dtype == at::kBFloat16 ? at::kFloat : c.dtype));
+      values.back().view(-1)[0] = 1;
+    }
+    set_gradients(decoder, values);
+    const std::string message = message_of<NonFiniteError>([&] { update(&optimizer, c.rate); });
+    EXPECT_EQ(message.empty(), *c.refused == 0) << message;
+    EXPECT_NE(message.find(c.refused), std::string::npos) << message;
+    EXPECT_EQ(same_weights(weights_of(decoder), weights_of(before)), !message.empty());
+    for (const Parameter& entry : optimizer.state()) EXPECT_EQ(nonfinite_text(entry.value), "") << entry.name;
+    EXPECT_EQ(nonfinite_parameters(decoder), "");
+  }
+}
+
 TEST(OptimizerTest, OptionsOutOfRangeAreRefused) {
   const Decoder decoder = tiny_decoder(tiny_config(Family::kLlama, 11), 3);
   const double nan = std::numeric_limits<double>::quiet_NaN();

@@ -72,6 +72,35 @@ void check_state(const std::string& name, const at::Tensor& tensor) {
     throw NonFiniteError(fmt::format("optimiser state: `{}` {}", name, fault));
 }
 
+/// Numbers that a dtype can hold.
+struct Range {
+  double smallest, largest;  // above 0 with full precision, and of all
+};
+
+template <class Scalar>
+Range range_of() {
+  return {static_cast<double>(std::numeric_limits<Scalar>::min()),
+          static_cast<double>(std::numeric_limits<Scalar>::max())};
+}
+
+Range range_of(at::ScalarType dtype) {
+  if (dtype == at::kDouble) return range_of<double>();
+  return dtype == at::kBFloat16 ? range_of<at::BFloat16>() : range_of<float>();
+}
+
+/// AdamW moves no weight by more than this multiple of the learning rate. By the Cauchy-Schwarz inequality
+/// m / sqrt(v) <= (1 - beta1) / sqrt((1 - beta2) (1 - beta1^2 / beta2)), or 1 in the first steps. Where
+/// squares of gradients are too small for the dtype, eps alone is below m; where beta1^2 >= beta2, it may be
+/// so for any m.
+double adamw_reach(const OptimizerOptions& options, const Range& range) {
+  const double ratio = options.beta1 * options.beta1 / options.beta2;
+  const double by_eps = std::sqrt(range.largest) / options.eps;  // no step with larger gradients is taken
+  if (!(ratio < 1)) return by_eps;
+  const double by_squares = std::max(1.0, (1 - options.beta1) / std::sqrt((1 - options.beta2) * (1 - ratio)));
+  const double without_squares = std::sqrt(4 * range.smallest / (1 - options.beta2)) / options.eps;
+  return std::min(by_eps, by_squares * (2 + without_squares));
+}
+
 /// Fused biases of experts have two dimensions, but are not matrices.
 bool is_matrix(const Parameter& parameter) {
   return parameter.value.dim() >= 2 && !parameter.name.ends_with("bias");
@@ -98,16 +127,34 @@ void Optimizer::check_update(double learning_rate, double norm) const {
   if (!std::isfinite(norm))
     throw NonFiniteError(fmt::format("the gradient norm is {}: expected a finite number", norm));
   const double clipped = options_.max_grad_norm > 0 ? std::min(norm, options_.max_grad_norm) : norm;
-  const double largest = masters_.front().scalar_type() == at::kDouble ? std::numeric_limits<double>::max()
-                                                                       : std::numeric_limits<float>::max();
-  // No gradient exceeds the norm, and AdamW moves no weight by more than this multiple of the learning rate:
-  // m / sqrt(v) <= (1 - beta1) / sqrt(1 - beta2), or 1 with the bias correction of the first steps.
+  const at::ScalarType dtype = masters_.front().scalar_type();
   const bool adamw = options_.kind == OptimizerKind::kAdamW;
-  const double reach = adamw ? std::max(1.0, (1 - options_.beta1) / std::sqrt(1 - options_.beta2)) : clipped;
-  if (!(learning_rate * reach < largest) || (adamw && !(clipped < std::sqrt(largest)))) {
+  const Range range = range_of(dtype);
+  if (adamw && options_.eps < range.smallest) {
+    throw NonFiniteError(
+        fmt::format("the update would not be finite: eps {:g} is below {:g}, the smallest {} above 0",
+                    options_.eps, range.smallest, dtype_name(dtype)));
+  }
+  // No gradient exceeds the norm.
+  const double step = learning_rate * (adamw ? adamw_reach(options_, range) : clipped);
+  if (!(step < range.largest) || (adamw && !(clipped < std::sqrt(range.largest)))) {
     throw NonFiniteError(fmt::format(
         "the update would overflow {}: learning rate {:g}, gradient norm {:g}, after clipping {:g}",
-        dtype_name(masters_.front().scalar_type()), learning_rate, norm, clipped));
+        dtype_name(dtype), learning_rate, norm, clipped));
+  }
+  // Steps of a usual size cannot take a weight that is finite out of the range.
+  const double decay = std::abs(1 - learning_rate * options_.weight_decay);
+  if (decay <= 1 && step < range.largest * 1e-8) return;
+  double weight = 0;
+  for (const at::Tensor& master : masters_) {
+    if (master.numel() > 0) weight = std::max(weight, master.abs().max().item<double>());
+  }
+  weight = group_->reduce({weight}, {RankReduction::kMax}).front();
+  const at::ScalarType stored = decoder_->parameters().front().value.scalar_type();
+  if (!(decay * weight + step < range_of(stored).largest)) {
+    throw NonFiniteError(fmt::format(
+        "the update would overflow {}: learning rate {:g}, weight decay {:g}, largest weight {:g}",
+        dtype_name(stored), learning_rate, options_.weight_decay, weight));
   }
 }
 
