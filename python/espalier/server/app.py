@@ -22,6 +22,7 @@ from ..errors import InputError
 from . import requests, schema
 from .errors import Refused
 from .futures import Failure, Future
+from .openai import OpenAI, with_openai_errors
 from .service import Service
 from .store import CheckpointPath
 
@@ -154,8 +155,18 @@ class App:
             Route(f"/api/v1/{checkpoint}/publish", self._safe(self._not_served), methods=["DELETE"]),
             Route("/api/v1/sessions/{session}/project", self._safe(self._not_served), methods=["PUT"]),
             get("sessions/{session}/trace_export", self._not_served),
-            Route("/metrics", self._safe(self._metrics), methods=["GET"])]  # fmt: skip
+            Route("/metrics", self._safe(self._metrics), methods=["GET"]), *self._openai_routes()]  # fmt: skip
         return Starlette(routes=routes, lifespan=self._lifespan)
+
+    def _openai_routes(self) -> list[Route]:
+        openai = OpenAI(self.service, _body)
+        found = []
+        for prefix in ("/v1", "/oai/api/v1"):  # the second one as the hosted service has it
+            for path, (method, handler) in openai.handlers().items():
+                found.append(Route(f"{prefix}/{path}", with_openai_errors(self._safe(handler)), methods=[method]))
+            found.append(Route(prefix + "/{path:path}", with_openai_errors(self._safe(openai.not_served)),
+                               methods=["GET", "POST", "PUT", "PATCH", "DELETE"]))  # fmt: skip
+        return found
 
     @contextlib.asynccontextmanager
     async def _lifespan(self, app: Starlette) -> AsyncIterator[None]:

@@ -98,6 +98,11 @@ class Futures:
         future.news.set()
         self._expire()
 
+    def forget(self, future: Future) -> None:
+        """Drops a result that nobody fetches later."""
+        if self._done.pop(future.request_id, None) is not None:
+            self._bytes -= future.size
+
     def close(self) -> None:
         """Takes no more requests."""
         self.is_closed = True

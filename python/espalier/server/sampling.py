@@ -43,6 +43,8 @@ class Request:
     weights: CurrentWeights
     sequence_ids: list[str]
     targets: NDArray[np.int64] | None = None  # [len(prompt) - 1, K], -1: none
+    end_ids: list[int] = field(default_factory=list)  # end a sample, too, whatever else does
+    listener: Callable[[int, int], None] | None = None  # is called with sample and token, on the worker's thread
     adapter: espalier.Adapter | None = None  # once it joins; stays, though it be dropped or lie on disk meanwhile
     sequences: dict[int, espalier.Completion] = field(default_factory=dict)  # by number
     kept_tokens: int = 0  # of the prompt: were not encoded for it
@@ -54,6 +56,7 @@ class Request:
         given = self.sample.sampling_params
         stop = [given.stop] if isinstance(given.stop, str) else given.stop
         ids = stop_ids if stop is None else [each for each in stop if isinstance(each, int)]
+        ids = ids + [each for each in self.end_ids if each not in ids]
         seed = secrets.randbits(62) if given.seed is None else given.seed & ((1 << 62) - 1)
         return espalier.SamplingParams(samples=self.sample.num_samples, max_new_tokens=self.max_tokens, seed=seed,
                                        temperature=given.temperature, top_k=max(given.top_k, 0), top_p=given.top_p,
@@ -63,6 +66,14 @@ class Request:
         """Stop strings."""
         stop = self.sample.sampling_params.stop
         return [stop] if isinstance(stop, str) else [each for each in stop or [] if isinstance(each, str)]
+
+
+def check_prompt(ids: list[int], worker: Worker) -> None:
+    """Raises Refused where there is no room behind these tokens, or there are none."""
+    if not 1 <= len(ids) < worker.max_context:
+        raise Refused(f"prompt: expected 1 to {worker.max_context - 1} tokens, received {len(ids)}")
+    if min(ids) < 0 or max(ids) >= worker.vocab_size:
+        raise Refused(f"prompt: expected token ids from 0 and below {worker.vocab_size}, received {min(ids)} to {max(ids)}")
 
 
 def target_table(given: JsonTensor, prompt_tokens: int, vocab_size: int) -> NDArray[np.int64]:
@@ -255,6 +266,9 @@ class _Open:
     def _watch(self, new: NDArray[np.int64]) -> list[bool]:
         """Ends what has its stop string, and what nobody waits for."""
         ended = self._texts(new)
+        for prompt, sample, token in new.tolist():
+            if (listener := self.requests[prompt].listener) is not None:
+                listener(sample, token)
         return [end or self.requests[prompt].future.payload is not None for end, prompt in zip(ended, new[:, 0].tolist())]
 
     def _response(self, request: Request) -> bytes:

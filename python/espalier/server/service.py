@@ -8,7 +8,7 @@ import shutil
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -400,20 +400,31 @@ class Service:
             base = self.base(request.base_model)
             session.samplers[sampler_id] = Sampler(sampler_id, session, base, lambda: None)
             return sampler_id
-        folder, base, lora, path = self._checkpoint(request.model_path)
+        _, _, lora, path = self._checkpoint(request.model_path)
+        _, worker, read = self.snapshot_of(request.model_path)
         self._make_room(session, lora)
-        worker: Worker = self._snapshots[base.name] if lora.rank == 0 else base
 
         def load() -> None:
             if sampler_id not in session.samplers:  # else a repeated request was faster
-                weights = (base.load(folder, lora, optimizer=False, is_snapshot=True) if lora.rank > 0 else
-                           self._snapshots[base.name].load(folder, lora))  # fmt: skip
+                weights = read()
                 session.samplers[sampler_id] = Sampler(sampler_id, session, worker, lambda: weights, str(path), weights)
 
         await worker.do(load)
         if self.sessions.get(session.session_id) is not session:
             await worker.do(_dropping(worker, session))
         return sampler_id
+
+    def snapshot_of(self, text: str) -> tuple[Path, Worker, Callable[[], Weights]]:
+        """The folder of a checkpoint, what samples it, and what reads it on the thread of that. Raises Refused."""
+        folder, base, lora, _ = self._checkpoint(text)
+        if lora.rank == 0:
+            snapshots = self._snapshots[base.name]
+            return folder, snapshots, partial(snapshots.load, folder, lora)
+        return folder, base, partial(base.load, folder, lora, optimizer=False, is_snapshot=True)
+
+    def samplers_of(self, worker: Worker) -> sampling.Samplers:
+        """All samplers of a worker."""
+        return self._samplers[worker]
 
     def _make_room(self, session: Session, lora: LoraSettings) -> None:
         """For a snapshot more of this kind."""
@@ -496,10 +507,7 @@ def _prompt(request: requests.Sample, worker: Worker) -> tuple[Any, int]:
         if chunk.type != "encoded_text":
             raise Refused(f"prompt: expected chunks of tokens alone, received one of type {chunk.type!r}")
     ids = [token for chunk in request.prompt.chunks for token in chunk.tokens]
-    if not 1 <= len(ids) < worker.max_context:
-        raise Refused(f"prompt: expected 1 to {worker.max_context - 1} tokens, received {len(ids)}")
-    if min(ids) < 0 or max(ids) >= worker.vocab_size:
-        raise Refused(f"prompt: expected token ids from 0 and below {worker.vocab_size}, received {min(ids)} to {max(ids)}")
+    sampling.check_prompt(ids, worker)
     room = worker.max_context - len(ids)
     return np.array(ids, np.int32), min(request.sampling_params.max_tokens or room, room)
 
