@@ -89,7 +89,8 @@ class Local:
         self.base = Base("tiny", folder, {"dtype": "float64", "threads": 1, **options}, self.store, max_adapters,
                          joins_clients=joins_clients)  # fmt: skip
         self.service = Service({"tiny": self.base}, self.store, full_models)
-        self._server = uvicorn.Server(uvicorn.Config(App(self.service, api_key).starlette(), port=0, log_level="error"))
+        self.app = App(self.service, api_key)
+        self._server = uvicorn.Server(uvicorn.Config(self.app.starlette(), port=0, log_level="error"))
         self._thread = threading.Thread(target=self._server.run, daemon=True)
 
     def __enter__(self):

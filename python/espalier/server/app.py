@@ -3,6 +3,7 @@
 
 import asyncio
 import contextlib
+import datetime
 import hashlib
 import hmac
 import re
@@ -24,7 +25,9 @@ from .errors import Refused
 from .futures import Failure, Future
 from .openai import OpenAI, with_openai_errors
 from .service import Service
+from .search import search
 from .store import CheckpointPath
+from .uploads import FILES, Uploads
 
 BODY_BYTES = 64 << 20      # of a request, after decompression
 POLL_SECONDS = 30.0        # that retrieve_future waits; clients allow 45
@@ -93,6 +96,7 @@ class App:
     def __init__(self, service: Service, api_key: str) -> None:
         self.service = service
         self._key = _digest(api_key) if api_key else b""
+        self._uploads = Uploads(service.store)
 
     def _promise(self, future: Future, body: bytes = b"") -> Response:
         self.service.futures.add_body(future, len(body))
@@ -147,7 +151,11 @@ class App:
             post("retrieve_future", self._retrieve), post("retrieve_futures", self._retrieve_many),
             post("cancel_future", self._cancel), get("samplers/{sampler}", self._get_sampler),
             get("training_runs", self._list_runs), get(run, self._get_run), get(run + "/checkpoints", self._list_of_run),
-            get("checkpoints", self._list_checkpoints), get(checkpoint + "/external_weights_urls", self._urls),
+            post("external_weights_upload_start", self._start_upload),
+            post("external_weights_upload_finish", self._finish_upload),
+            Route("/api/v1/uploads/{upload}/{file}", self._safe(self._upload), methods=["PUT"]),
+            get("checkpoints", self._list_checkpoints), post("checkpoints/search", self._search_checkpoints),
+            get(checkpoint + "/external_weights_urls", self._urls),
             get(checkpoint + "/files/{file:path}", self._file),
             Route(f"/api/v1/{checkpoint}", self._safe(self._delete), methods=["DELETE"]),
             Route(f"/api/v1/{checkpoint}/ttl", self._safe(self._ttl), methods=["PUT"]),
@@ -181,7 +189,8 @@ class App:
     def _safe(self, handler: Handler) -> Handler:
         """With the key checked, and with errors as answers."""
         async def answer(request: Request) -> Response:
-            open_to_all = request.url.path == "/api/v1/healthz"
+            # The URLs of uploads have a secret of their own.
+            open_to_all = request.url.path == "/api/v1/healthz" or request.url.path.startswith("/api/v1/uploads/")
             key = request.headers.get("x-api-key") or request.headers.get("authorization", "").removeprefix("Bearer ")
             if self._key and not open_to_all and not hmac.compare_digest(self._key, _digest(key)):
                 return JSONResponse({"detail": "expected the API key of this server (TINKER_API_KEY, header X-API-Key)"}, 401)
@@ -294,6 +303,26 @@ class App:
     async def _list_checkpoints(self, request: Request) -> Response:
         return JSONResponse(_page(self.service.store.checkpoints(), request, "checkpoints"))
 
+    async def _search_checkpoints(self, request: Request) -> Response:
+        asked = await _read(request, requests.SearchCheckpoints)
+        return JSONResponse(await asyncio.to_thread(lambda: search(self.service.store.checkpoints(), asked)))
+
+    async def _start_upload(self, request: Request) -> Response:
+        asked = await _read(request, requests.StartUpload)
+        upload, expires = self._uploads.start(self.service.base(asked.base_model), asked)
+        urls = {name: str(request.url.replace(path=f"/api/v1/uploads/{upload}/{name}")) for name in FILES}
+        return JSONResponse({"upload_id": upload, "urls": urls,
+                             "expires": datetime.datetime.fromtimestamp(expires, datetime.UTC).isoformat()})  # fmt: skip
+
+    async def _upload(self, request: Request) -> Response:
+        if request.headers.get("content-encoding", "identity") != "identity":
+            raise Refused("content-encoding: expected none, as files are sent as they are", 415)
+        await self._uploads.write(request.path_params["upload"], request.path_params["file"], request.stream())
+        return Response(status_code=204)
+
+    async def _finish_upload(self, request: Request) -> Response:
+        return JSONResponse({"tinker_path": await self._uploads.finish((await _read(request, requests.FinishUpload)).upload_id)})
+
     async def _delete(self, request: Request) -> Response:
         self.service.store.delete(_path_of(request))
         return Response(status_code=204)
@@ -345,9 +374,9 @@ class App:
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(future.news.wait(), POLL_SECONDS)
         if future.payload is None:
-            state = {"type": "try_again", "request_id": future.request_id, "queue_state": "active",
-                     "queue_state_reason": f"{self.service.futures.pending} requests wait"}  # fmt: skip
-            return JSONResponse(state, 408)
+            state, reason = self.service.futures.queue_state(future)
+            return JSONResponse({"type": "try_again", "request_id": future.request_id, "queue_state": state,
+                                 "queue_state_reason": reason}, 408)  # fmt: skip
         if isinstance(future.payload, Failure):
             return JSONResponse({"error": future.payload.error, "category": future.payload.category})
         if asked.allow_metadata_only and future.size > METADATA_BYTES:

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The requests that are JSON, with the fields that the server reads. Others are ignored, as newer clients may send them."""
 
+import datetime
 from typing import Annotated, Any, Literal
 
-from pydantic import AliasChoices, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, AliasChoices, BaseModel, ConfigDict, Field
 
 
 Int64 = Annotated[int, Field(ge=-(1 << 63), lt=1 << 63)]
@@ -185,6 +186,40 @@ class CopyWeights(Request):
     model_seq_id: int | None = None
     source_path: str
     ttl_seconds: Seconds | None = None
+
+
+class StartUpload(Request):
+    base_model: str
+    lora_config: Lora
+
+
+class FinishUpload(Request):
+    upload_id: str
+
+
+def utc(text: str | datetime.datetime) -> str:
+    """A time in one form, in which later ones sort behind earlier ones. Raises ValueError."""
+    time = text if isinstance(text, datetime.datetime) else datetime.datetime.fromisoformat(text)
+    return time.astimezone(datetime.UTC).isoformat(timespec="microseconds")
+
+
+class SearchCursor(Request):
+    last_created_at: Annotated[str, AfterValidator(utc)]
+    last_checkpoint_uuid: str
+
+
+class SearchOwner(Request):
+    type: Literal["own", "accessible", "user"] = "own"
+
+
+class SearchCheckpoints(Request):
+    project_ids: list[str] | None = None
+    user_metadata: dict[str, str] = {}
+    checkpoint_type: Literal["training", "sampler", "external"] | None = None
+    owner: SearchOwner = SearchOwner()
+    base_models: list[str] | None = None
+    limit: int = Field(50, ge=1, le=200)
+    cursor: SearchCursor | None = None
 
 
 class TimeToLive(Request):

@@ -176,8 +176,9 @@ class Store:
         if about.get("expires_at") and about["expires_at"] <= now():
             self._remove(path)
             return None
+        run = _read_json(self._runs / path.run.replace(":", ".") / "run.json") or {}
         return {"checkpoint_id": f"{path.kind}/{path.name}", "checkpoint_type": KINDS[path.kind], "tinker_path": str(path),
-                **about}  # fmt: skip
+                "base_model": run.get("base_model"), **about}  # fmt: skip
 
     def find(self, path: CheckpointPath) -> Path:
         """The folder of PEFT of a checkpoint, or that of a model. Raises Refused."""
