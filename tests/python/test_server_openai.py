@@ -3,6 +3,8 @@
 
 import json
 import shutil
+import subprocess
+import sys
 import threading
 
 import httpx
@@ -14,12 +16,15 @@ pytest.importorskip("openai", reason="the client of the OpenAI API")
 import openai
 from tinker import types
 
-from conftest import NATIVE, TWO_ROLES, seed_of, write_model
+from conftest import NATIVE, REPOSITORY, TWO_ROLES, seed_of, write_model
 from espalier.server import openai as served
 from espalier.server import sampling
 from espalier.server.texts import ModelTexts, StopCut, TextStream
 from servers import Local, client, datum, prompt
 from small_models import MODELS
+
+sys.path.insert(0, str(REPOSITORY / "tests"))
+from documents import blocks_of
 
 END = 258  # <|im_end|> of write_model
 WITH_TOOLS = "{% if tools %}<tools>{{ tools | tojson }}</tools>{% endif %}" + NATIVE
@@ -362,6 +367,17 @@ def test_folders_without_tokenizer_or_template(espalier, tmp_path):
                     continue
                 with pytest.raises(openai.BadRequestError, match="no tokenizer in its folder"):
                     ask()
+
+
+def test_the_example_of_the_documentation(local, trained, tmp_path):
+    text = (REPOSITORY / "docs/server.md").read_text(encoding="utf-8")
+    (block,) = [each for each in blocks_of(text) if each.title == "ask.py"]
+    (tmp_path / "ask.py").write_text(block.code)
+    done = subprocess.run([sys.executable, tmp_path / "ask.py", local.address, trained[1]], capture_output=True)
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.decode().split("\n", 2)
+    assert lines[0] == "models: tiny" and lines[1] in [f"length {8} tokens", *(f"stop {count} tokens" for count in range(1, 9))]
+    assert lines[2]
 
 
 def test_text_is_cut_on_whole_characters(texts):
