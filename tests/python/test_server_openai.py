@@ -310,6 +310,7 @@ def test_errors_of_bodies_and_paths(local):
                                ("completions", dict(json={"model": "tiny", "prompt": [[]]}), 400),
                                ("completions", dict(json={"model": "tiny", "prompt": [999]}), 400),
                                ("completions", dict(json={"model": "tiny", "prompt": ["a"] * 257}), 400),
+                               ("completions", dict(json={"model": "tiny", "prompt": ["a"] * 33, "n": 128}), 400),
                                ("embeddings", dict(json={}), 404), ("responses", dict(json={}), 404)):  # fmt: skip
         answer = post(path, **body)
         assert answer.status_code == status, answer.text

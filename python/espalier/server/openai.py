@@ -27,7 +27,8 @@ from .service import Service
 from .texts import ModelTexts, TextStream
 from .worker import Weights, Worker
 
-MAX_OPENED = 16  # checkpoints that are kept for the next request; the one longest unused goes first
+MAX_ANSWERS = 4096  # of a request, over all its prompts
+MAX_OPENED = 16     # checkpoints that are kept for the next request; the one longest unused goes first
 
 Handler = Callable[[Request], Awaitable[Response]]
 Value = TypeVar("Value")
@@ -202,6 +203,9 @@ class _Run:
         """The tokens of the prompts, checked. Takes long, beside the event loop. Raises Refused."""
         self._ends = sorted({*self._model.worker.stop_ids, *self._model.texts.end_ids})
         prompts = encode(self._model.texts)
+        if len(prompts) * self._answer.asked.n > MAX_ANSWERS:
+            raise Refused(f"n: expected at most {MAX_ANSWERS} answers of a request, received {len(prompts)} prompts and n "
+                          f"{self._answer.asked.n}")  # fmt: skip
         for tokens in prompts:
             sampling.check_prompt(tokens, self._model.worker)
         return prompts
@@ -220,8 +224,8 @@ class _Run:
             self._service.futures.add_body(prompt.future, body_bytes if len(self.prompts) == 1 else 0)
             room = worker.max_context - len(tokens)
             self._service.samplers_of(worker).submit(sampling.Request(
-                prompt.future, sample, np.array(tokens, np.int32), min(asked.token_limit or room, room), lambda: weights, [],
-                end_ids=self._ends, listener=self._listener(prompt)))  # fmt: skip
+                prompt.future, sample, np.array(tokens, np.int32), min(asked.token_limit or room, room), lambda: weights,
+                sequence_ids=[], end_ids=self._ends, listener=self._listener(prompt)))  # fmt: skip
 
     def _listener(self, prompt: _Prompt) -> Callable[[int, int], None] | None:
         if not self._answer.is_sent_by_token:
