@@ -110,7 +110,8 @@ class Local:
         self.base = Base("tiny", folder, {"dtype": "float64", "threads": 1, **options}, self.store, max_adapters,
                          joins_clients=joins_clients)  # fmt: skip
         self.service = Service({"tiny": self.base}, self.store, full_models)
-        doors = [App(self.service).door(api_key)]
+        self.app = App(self.service)
+        doors = [self.app.door(api_key)]
         for name, key in (keys or {}).items():
             store = Store(self.store.folder / "keys" / name)
             doors.append(App(self.service.for_key(name, store)).door(key))

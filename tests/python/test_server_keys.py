@@ -9,7 +9,7 @@ import pytest
 
 pytest.importorskip("starlette", reason="the routes of `espalier serve`")
 
-from espalier.server import schema, service
+from espalier.server import access, requests, schema, service
 from espalier.server.access import Access
 from espalier.server.app import App
 from espalier.server.arguments import parse_arguments
@@ -29,7 +29,8 @@ class Callers:
         self.services = {"": self.root}
         for name in ("ann", "bob"):
             self.services[name] = self.root.for_key(name, Store(state / "keys" / name))
-        self.access = Access([App(each).door(f"tml-{name}") for name, each in self.services.items()], ())
+        self.apps = {name: App(each) for name, each in self.services.items()}
+        self.access = Access([app.door(f"tml-{name}") for name, app in self.apps.items()], ())
 
     def __call__(self, name, method, path, body=None):
         async def send():
@@ -113,6 +114,28 @@ def test_checkpoints_of_another_key_are_not_there(callers, tmp_path):
         for body, url in (({"tinker_path": str(path)}, "weights_info"), ({"source_path": str(path)}, "copy_weights")):
             assert callers(name, "POST", url, body).status_code == 404
     assert len(callers("ann", "GET", "checkpoints").json()["checkpoints"]) == 1
+
+
+def test_the_url_of_an_upload_is_for_whoever_has_it(callers, monkeypatch):
+    monkeypatch.setattr(access, "INCOMING_BYTES", 0)  # a file goes to disk as it comes
+    asked = requests.StartUpload.model_validate({"base_model": "tiny", "lora_config": {"rank": 1}})
+    upload, _ = callers.apps["ann"]._uploads.start(None, asked)
+    url = f"uploads/{upload}/adapter_config.json"
+    assert callers("carl", "PUT", url, {"r": 1}).status_code == 204
+    assert len(list(callers.services["ann"].store.folder.glob("parked-weights/*/adapter_config.json"))) == 1
+    for method, other in (("PUT", "uploads/unknown/adapter_config.json"), ("PUT", f"uploads/{upload}"), ("GET", url), ("PUT", f"x/{url}"),
+                          ("POST", "external_weights_upload_finish")):  # fmt: skip
+        assert callers("carl", method, other).status_code == 401, other
+    finish = {"upload_id": upload}
+    assert [callers(name, "POST", "external_weights_upload_finish", finish).status_code for name in ("bob", "ann")] == [404, 409]
+
+
+def test_refusals_have_the_form_of_their_api(callers):
+    for prefix in ("/v1", "/oai/api/v1"):
+        answer = callers("carl", "GET", f"http://localhost{prefix}/models")
+        assert answer.status_code == 401 and answer.json()["error"]["code"] == "invalid_api_key"
+        assert callers("ann", "GET", f"http://localhost{prefix}/models").json() == {"object": "list", "data": []}
+    assert "detail" in callers("carl", "GET", "sessions").json()
 
 
 def test_sessions_are_bounded_for_each_key(callers, monkeypatch):

@@ -6,16 +6,16 @@ import hmac
 import ipaddress
 import logging
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from starlette.datastructures import Headers
-from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ..commands.console import clipped, printable
 from ..errors import in_one_line
 from .errors import Refused
+from .openai_errors import error_response
 from .signing import Signer
 
 logger = logging.getLogger("uvicorn.error")
@@ -23,15 +23,18 @@ INCOMING_BYTES = 1 << 30  # of bodies that come at the same time
 _HOST = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[^:\[\]/@]+)(:[0-9]{1,5})?")
 _OF_FORMS = ("application/x-www-form-urlencoded", "multipart/form-data", "text/plain")  # which any page may send
 _OPEN_PATH = "/api/v1/healthz"
+UPLOADS_PATH = "/api/v1/uploads/"  # whose bodies go to disk as they come
 
 
 @dataclass(frozen=True)
 class Door:
-    """An application of ASGI, the key that opens it ("": none is needed), and the signer of its URLs that need no key."""
+    """An application of ASGI, the key that opens it ("": none is needed), the signer of its URLs that need no key, and whether a
+    request has a secret of the application in its URL, in place of a key."""
 
     api_key: str
     app: ASGIApp
     signer: Signer
+    has_secret: Callable[[Scope], bool] = lambda scope: False
 
 
 class Access:
@@ -57,7 +60,7 @@ class Access:
             _check_origin(headers)
             door = self._door(scope, headers)
         except Refused as error:
-            await JSONResponse({"detail": str(error)}, error.status)(scope, receive, send)
+            await error_response(scope["path"], str(error), error.status)(scope, receive, send)
             return
         await self._hand_over(door.app, scope, receive, send)
 
@@ -75,7 +78,7 @@ class Access:
         if not first.api_key or scope["path"] == _OPEN_PATH:
             return first
         for _, door in self._doors:
-            if door.signer.has_signed(scope):
+            if door.signer.has_signed(scope) or door.has_secret(scope):
                 return door
         key = _digest(headers.get("x-api-key") or headers.get("authorization", "").removeprefix("Bearer "))
         opened = [door for digest, door in self._doors if hmac.compare_digest(digest, key)]
@@ -98,7 +101,7 @@ class Access:
             return message
 
         try:
-            await app(scope, counted, send)
+            await app(scope, receive if scope["path"].startswith(UPLOADS_PATH) else counted, send)
         except Exception as error:  # of the answer itself: a file that vanishes while it is read
             logger.error("%s %s: %s", scope["method"], clipped(printable(scope["path"])), printable(in_one_line(error)))
         finally:

@@ -20,13 +20,17 @@ from starlette.routing import Route
 from ..commands.console import clipped, printable
 from ..errors import InputError, in_one_line
 from . import bodies, disk, requests, wire
-from .access import Door
-from .bodies import parsed, read_body, read_json
+from .access import UPLOADS_PATH, Door
+from .bodies import apart, parsed, read_body, read_json
 from .errors import Refused
 from .futures import Failure, Future
+from .openai import OpenAI
+from .openai_errors import PREFIXES, error_response
 from .service import Service
+from .search import search
 from .signing import Signer
 from .store import CheckpointPath
+from .uploads import FILES, Uploads
 
 logger = logging.getLogger("uvicorn.error")
 POLL_SECONDS = 30.0        # that retrieve_future waits; clients allow 45
@@ -37,13 +41,7 @@ CLIENT_CONFIG = {"pjwt_auth_enabled": False, "parallel_fwdbwd_chunks": True, "pr
                  "custom_loss_server_side": False}  # fmt: skip
 
 Handler = Callable[[Request], Awaitable[Response]]
-Result = TypeVar("Result")
 Step = TypeVar("Step", bound=requests.Turn | requests.LoadWeights)
-
-
-async def _apart(body: bytes, work: Callable[[bytes], Result]) -> Result:
-    """What is made of a body; of a large one beside the event loop, so that other requests are answered meanwhile."""
-    return work(body) if len(body) <= wire.SMALL_BYTES else await asyncio.to_thread(work, body)
 
 
 def _page(found: Sequence[Any], request: Request, name: str) -> dict[str, Any]:
@@ -63,6 +61,7 @@ class App:
     def __init__(self, service: Service) -> None:
         self.service = service
         self._signer = Signer()
+        self._uploads = Uploads(service.store)
 
     def _promise(self, future: Future, body: bytes = b"") -> Response:
         self.service.futures.add_body(future, len(body))
@@ -117,7 +116,11 @@ class App:
             post("retrieve_future", self._retrieve), post("retrieve_futures", self._retrieve_many),
             post("cancel_future", self._cancel), get("samplers/{sampler}", self._get_sampler),
             get("training_runs", self._list_runs), get(run, self._get_run), get(run + "/checkpoints", self._list_of_run),
-            get("checkpoints", self._list_checkpoints), get(checkpoint + "/external_weights_urls", self._urls),
+            post("external_weights_upload_start", self._start_upload),
+            post("external_weights_upload_finish", self._finish_upload),
+            Route(UPLOADS_PATH + "{upload}/{file}", self._safe(self._upload), methods=["PUT"]),
+            get("checkpoints", self._list_checkpoints), post("checkpoints/search", self._search_checkpoints),
+            get(checkpoint + "/external_weights_urls", self._urls),
             get(checkpoint + "/files/{file:path}", self._file),
             Route(f"/api/v1/{checkpoint}", self._safe(self._delete), methods=["DELETE"]),
             Route(f"/api/v1/{checkpoint}/ttl", self._safe(self._ttl), methods=["PUT"]),
@@ -125,8 +128,18 @@ class App:
             Route(f"/api/v1/{checkpoint}/publish", self._safe(self._not_served), methods=["DELETE"]),
             Route("/api/v1/sessions/{session}/project", self._safe(self._not_served), methods=["PUT"]),
             get("sessions/{session}/trace_export", self._not_served),
-            Route("/metrics", self._safe(self._metrics), methods=["GET"])]  # fmt: skip
-        return Door(api_key, Starlette(routes=routes, lifespan=self._lifespan), self._signer)
+            Route("/metrics", self._safe(self._metrics), methods=["GET"]), *self._openai_routes()]  # fmt: skip
+        return Door(api_key, Starlette(routes=routes, lifespan=self._lifespan), self._signer, self._uploads.has_secret)
+
+    def _openai_routes(self) -> list[Route]:
+        openai = OpenAI(self.service)
+        found = []
+        for prefix in PREFIXES:
+            for path, (method, handler) in openai.handlers().items():
+                found.append(Route(f"{prefix}/{path}", self._safe(handler), methods=[method]))
+            found.append(Route(prefix + "/{path:path}", self._safe(openai.not_served),
+                               methods=["GET", "POST", "PUT", "PATCH", "DELETE"]))  # fmt: skip
+        return found
 
     @contextlib.asynccontextmanager
     async def _lifespan(self, app: Starlette) -> AsyncIterator[None]:
@@ -151,7 +164,7 @@ class App:
                 if status >= 500:
                     logger.error("%s %s: %s", request.method, clipped(printable(request.url.path)), printable(in_one_line(error)),
                                  exc_info=os.environ.get("ESPALIER_TRACEBACK", "") not in ("", "0"))  # fmt: skip
-                return JSONResponse({"detail": detail}, status)
+                return error_response(request.url.path, detail, status)
 
         return answer
 
@@ -214,7 +227,7 @@ class App:
 
     async def _forward_backward(self, request: Request) -> Response:
         body = await read_body(request, bodies.BODY_BYTES)
-        message = await _apart(body, wire.forward_backward_request)
+        message = await apart(body, wire.forward_backward_request)
         return self._promise(await self.service.forward_backward(message, len(body)), body)
 
     async def _custom_loss(self, request: Request) -> Response:
@@ -248,6 +261,27 @@ class App:
 
     async def _list_checkpoints(self, request: Request) -> Response:
         return JSONResponse(_page(self.service.store.checkpoints(), request, "checkpoints"))
+
+    async def _search_checkpoints(self, request: Request) -> Response:
+        asked = await read_json(request, requests.SearchCheckpoints)
+        return JSONResponse(await asyncio.to_thread(lambda: search(self.service.store.checkpoints(), asked)))
+
+    async def _start_upload(self, request: Request) -> Response:
+        asked = await read_json(request, requests.StartUpload)
+        upload, expires = self._uploads.start(self.service.base(asked.base_model), asked)
+        urls = {name: str(request.url.replace(path=f"{UPLOADS_PATH}{upload}/{name}")) for name in FILES}
+        return JSONResponse({"upload_id": upload, "urls": urls,
+                             "expires": datetime.datetime.fromtimestamp(expires, datetime.UTC).isoformat()})  # fmt: skip
+
+    async def _upload(self, request: Request) -> Response:
+        if request.headers.get("content-encoding", "identity") != "identity":
+            raise Refused("content-encoding: expected none, as files are sent as they are", 415)
+        await self._uploads.write(request.path_params["upload"], request.path_params["file"], request.stream())
+        return Response(status_code=204)
+
+    async def _finish_upload(self, request: Request) -> Response:
+        upload = (await read_json(request, requests.FinishUpload)).upload_id
+        return JSONResponse({"tinker_path": await self._uploads.finish(upload)})
 
     async def _delete(self, request: Request) -> Response:
         await asyncio.to_thread(self.service.store.delete, _path_of(request))
@@ -293,7 +327,7 @@ class App:
     async def _sample(self, request: Request) -> Response:
         body = await read_body(request, bodies.SAMPLE_BODY_BYTES)
         self.service.futures.check_room(len(body))
-        return self._promise(await self.service.sample(await _apart(body, lambda body: parsed(body, requests.Sample))), body)
+        return self._promise(await self.service.sample(await apart(body, lambda body: parsed(body, requests.Sample))), body)
 
     # Futures.
 
@@ -305,9 +339,9 @@ class App:
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(future.news.wait(), POLL_SECONDS)
         if future.payload is None:
-            state = {"type": "try_again", "request_id": future.request_id, "queue_state": "active",
-                     "queue_state_reason": f"{self.service.futures.pending} requests wait"}  # fmt: skip
-            return JSONResponse(state, 408)
+            state, reason = self.service.futures.queue_state(future)
+            return JSONResponse({"type": "try_again", "request_id": future.request_id, "queue_state": state,
+                                 "queue_state_reason": reason}, 408)  # fmt: skip
         if isinstance(future.payload, Failure):
             return JSONResponse({"error": future.payload.error, "category": future.payload.category})
         if asked.allow_metadata_only and future.size > METADATA_BYTES:

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Bodies of requests: bounded, unpacked, and read as what they should be."""
 
+import asyncio
+from collections.abc import Callable
 from typing import TypeVar
 
 import pydantic
@@ -9,16 +11,18 @@ from starlette.requests import Request
 
 from . import requests
 from .errors import Refused
+from .wire import SMALL_BYTES
 
 BODY_BYTES = 64 << 20        # of a request in protobuf, after decompression
 JSON_BYTES = 16 << 20        # of one in JSON, which takes many times its length while it is read
-SAMPLE_BODY_BYTES = 8 << 20  # of one to a sampler, likewise: there are more of them
+SAMPLE_BODY_BYTES = 8 << 20  # of one that samples, likewise: there are more of them
 ZSTD_WINDOW = 1 << 27
 _ZSTD_STEP = 1 << 10   # 256 blocks of 128 KiB at most come out of so many bytes
 _PARSE_RATIO = 128     # memory that reading JSON may take, such as [[],[],...], over its length
 _PARSE_UNCHECKED = 1 << 16
 
 Body = TypeVar("Body", bound=requests.Request)
+Result = TypeVar("Result")
 
 
 async def read_body(request: Request, limit: int | None = None) -> bytes:
@@ -66,13 +70,27 @@ async def read_json(request: Request, kind: type[Body]) -> Body:
 
 
 def parsed(body: bytes, kind: type[Body]) -> Body:
-    """A body in JSON as a request of this kind. Raises Refused, and MemoryError before the parser, which would end the process
-    where it runs out of memory."""
-    if len(body) > _PARSE_UNCHECKED:
-        bytes(_PARSE_RATIO * len(body))  # asks for address space, and touches none of it
+    """A body in JSON as a request of this kind. Raises Refused, and MemoryError as `check_memory`."""
+    check_memory(body)
     try:
         return kind.model_validate_json(body or b"{}")
     except pydantic.ValidationError as error:
-        first = error.errors(include_url=False, include_context=False, include_input=False)[0]
-        place = ".".join(map(str, first["loc"])) or "body"
-        raise Refused(f"{place[:200]}: {first['msg'][:500]}") from None
+        raise refusal_of(error) from None
+
+
+def check_memory(body: bytes) -> None:
+    """Raises MemoryError before a parser of JSON would, which ends the process where it runs out of memory."""
+    if len(body) > _PARSE_UNCHECKED:
+        bytes(_PARSE_RATIO * len(body))  # asks for address space, and touches none of it
+
+
+def refusal_of(error: pydantic.ValidationError) -> Refused:
+    """What a client is told of its first field that is wrong."""
+    first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+    place = ".".join(map(str, first["loc"])) or "body"
+    return Refused(f"{place[:200]}: {first['msg'][:500]}")
+
+
+async def apart(body: bytes, work: Callable[[bytes], Result]) -> Result:
+    """What is made of a body; of a large one beside the event loop, so that other requests are answered meanwhile."""
+    return work(body) if len(body) <= SMALL_BYTES else await asyncio.to_thread(work, body)

@@ -3,7 +3,7 @@
 
 import asyncio
 import time
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -43,6 +43,11 @@ class Future:
     news: asyncio.Event = field(default_factory=asyncio.Event)  # the result is there, or never will be: the server stops
 
     @property
+    def client(self) -> str:
+        """The session of the request."""
+        return self.request_id.partition(":")[0]
+
+    @property
     def answer(self) -> dict[str, Any]:
         """To the request, also to one that is repeated. Names of sequences, of which there may be
         thousands, are not kept."""
@@ -62,6 +67,7 @@ class Futures:
         self._done: OrderedDict[str, Future] = OrderedDict()
         self._bytes = 0
         self._pending_bytes = 0
+        self._clients: Counter[str] = Counter()  # how many requests of each wait
         self.is_closed = False
 
     def get(self, request_id: str) -> Future | None:
@@ -70,14 +76,34 @@ class Futures:
         return self._pending.get(request_id) or self._done.get(request_id)
 
     def create(self, request_id: str, *, others_wait: bool = False, sequences: int = 0, **extra: Any) -> Future:
-        """The future of a new request. Raises Refused where the server stops, or too many wait, unless others wait for it."""
+        """The future of a new request. Raises Refused where the server stops, or too many wait, unless others wait for it, or its
+        client has less than its share."""
         if self.is_closed:
             raise Refused("the server stops", 429)
-        if len(self._pending) >= PENDING_REQUESTS and not others_wait:
-            raise Refused(f"expected at most {PENDING_REQUESTS} waiting requests, received one more", 429)
         future = Future(request_id, extra, sequences)
+        if self.is_full and not others_wait and self._clients[future.client] >= self._share(len(self._clients) + 1):
+            raise Refused(f"expected at most {PENDING_REQUESTS} waiting requests, received one more", 429)
         self._pending[request_id] = future
+        self._clients[future.client] += 1
         return future
+
+    @property
+    def is_full(self) -> bool:
+        """Whether as many requests wait as may."""
+        return len(self._pending) >= PENDING_REQUESTS
+
+    @staticmethod
+    def _share(clients: int) -> int:
+        return PENDING_REQUESTS // max(clients, 1)
+
+    def queue_state(self, future: Future) -> tuple[str, str]:
+        """What a client is told of a request that waits: the state, as the API names it, and why."""
+        own, share = self._clients[future.client], self._share(len(self._clients))
+        if len(self._clients) > 1 and own > share:
+            return "paused_rate_limit", f"{own} requests of this client wait; its share is {share} of {PENDING_REQUESTS}"
+        if self.is_full:
+            return "paused_capacity", f"{self.pending} requests wait, as many as may; no more are taken"
+        return "active", f"{self.pending} requests wait"
 
     @property
     def pending(self) -> int:
@@ -99,12 +125,20 @@ class Futures:
         if future.payload is not None:
             return
         future.payload, future.done_at = payload, time.monotonic()
-        self._pending.pop(future.request_id, None)
+        if self._pending.pop(future.request_id, None) is not None:
+            self._clients[future.client] -= 1
+            if self._clients[future.client] == 0:
+                del self._clients[future.client]
         self._pending_bytes -= future.body_bytes
         self._done[future.request_id] = future
         self._bytes += future.size
         future.news.set()
         self._expire()
+
+    def forget(self, future: Future) -> None:
+        """Drops a result that nobody fetches later."""
+        if self._done.pop(future.request_id, None) is not None:
+            self._bytes -= future.size
 
     def close(self) -> None:
         """Takes no more requests."""

@@ -21,12 +21,14 @@ def json_bytes(value: object) -> int:
     return len(json.dumps(value, ensure_ascii=False).encode(errors="surrogatepass"))
 
 
-def _time(text: str) -> str:
+def utc(text: str) -> str:
+    """A time in one form, in which later ones sort behind earlier ones. Raises ValueError."""
     time = datetime.datetime.fromisoformat(text)
-    return (time if time.tzinfo else time.replace(tzinfo=datetime.UTC)).astimezone(datetime.UTC).isoformat()
+    aware = time if time.tzinfo else time.replace(tzinfo=datetime.UTC)
+    return aware.astimezone(datetime.UTC).isoformat(timespec="microseconds")
 
 
-Time = Annotated[str, AfterValidator(_time)]
+Time = Annotated[str, AfterValidator(utc)]
 
 
 class _Record(BaseModel):
@@ -85,7 +87,7 @@ class _Run:
         about = self.record
         live = sorted(self.live(now), key=lambda each: each[1].time)
         newest = {KINDS[key.partition("/")[0]]: (key, record) for key, record in live}
-        last = {kind: _listed(about.training_run_id, *each) for kind, each in newest.items()}
+        last = {kind: _listed(about, *each) for kind, each in newest.items()}
         return {"training_run_id": about.training_run_id, "base_model": about.base_model, "model_owner": "local",
                 "is_lora": about.lora.rank > 0, "lora_rank": about.lora.rank, "last_request_time": self.last_change(now),
                 "last_checkpoint": last.get("training"), "last_sampler_checkpoint": last.get("sampler"),
@@ -157,13 +159,13 @@ class Index:
             run = self._runs.get(path.run)
             return run.checkpoints.get(path.checkpoint_id) if run is not None else None
 
-    def checkpoints(self, now: str, run: str | None = None) -> "Listing[tuple[str, str, str, CheckpointRecord]]":
+    def checkpoints(self, now: str, run: str | None = None) -> "Listing[tuple[str, str, str, CheckpointRecord, RunRecord]]":
         """The checkpoints of a run, or of all, the newest first."""
         with self._lock:
             runs = self._runs.items() if run is None else [(run, self._runs[run])] if run in self._runs else []
-            found = [(record.time, name, key, record) for name, each in runs for key, record in each.live(now)]
+            found = [(record.time, name, key, record, each.record) for name, each in runs for key, record in each.live(now)]
         found.sort(key=lambda row: row[:3], reverse=True)
-        return Listing(found, lambda row: _listed(*row[1:]))
+        return Listing(found, lambda row: _listed(row[4], row[2], row[3]))
 
     def run(self, run: str, now: str) -> dict[str, Any] | None:
         """A run with its last checkpoints; None if there is none."""
@@ -194,7 +196,7 @@ class Index:
                           if not run.checkpoints and name not in used)  # fmt: skip
 
 
-def _listed(run: str, key: str, record: CheckpointRecord) -> dict[str, Any]:
-    path = CheckpointPath.of(run, key)
-    return {"checkpoint_id": key, "checkpoint_type": KINDS[path.kind], "tinker_path": str(path),
+def _listed(run: RunRecord, key: str, record: CheckpointRecord) -> dict[str, Any]:
+    path = CheckpointPath.of(run.training_run_id, key)
+    return {"checkpoint_id": key, "checkpoint_type": KINDS[path.kind], "tinker_path": str(path), "base_model": run.base_model,
             **record.model_dump(exclude={"name"})}  # fmt: skip

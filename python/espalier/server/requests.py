@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, AliasChoices, BaseModel, ConfigDict, Field, field_validator
 from pydantic_core import PydanticCustomError
 
-from .index import json_bytes
+from .index import json_bytes, utc
 
 MAX_STOPS = 64         # strings or ids that end a sample
 STOP_CHARACTERS = 512  # of a stop string
@@ -217,6 +217,34 @@ class CopyWeights(Request):
     model_seq_id: int | None = None
     source_path: str
     ttl_seconds: Seconds | None = None
+
+
+class StartUpload(Request):
+    base_model: str
+    lora_config: Lora
+
+
+class FinishUpload(Request):
+    upload_id: str
+
+
+class SearchCursor(Request):
+    last_created_at: Annotated[str, AfterValidator(utc)]
+    last_checkpoint_uuid: str
+
+
+class SearchOwner(Request):
+    type: Literal["own", "accessible", "user"] = "own"
+
+
+class SearchCheckpoints(Request):
+    project_ids: list[str] | None = None
+    user_metadata: dict[str, str] = {}
+    checkpoint_type: Literal["training", "sampler", "external"] | None = None
+    owner: SearchOwner = SearchOwner()
+    base_models: list[str] | None = None
+    limit: int = Field(50, ge=1, le=200)
+    cursor: SearchCursor | None = None
 
 
 class TimeToLive(Request):

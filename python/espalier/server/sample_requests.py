@@ -97,15 +97,20 @@ class SampleRequests:
                 continue
 
 
+def check_prompt(ids: list[int], worker: Worker) -> None:
+    """Raises Refused where there is no room behind these tokens, or there are none."""
+    if not 1 <= len(ids) < worker.max_context:
+        raise Refused(f"prompt: expected 1 to {worker.max_context - 1} tokens, received {len(ids)}")
+    if min(ids) < 0 or max(ids) >= worker.vocab_size:
+        raise Refused(f"prompt: expected token ids from 0 and below {worker.vocab_size}, received {min(ids)} to {max(ids)}")
+
+
 def _prompt(request: requests.Sample, worker: Worker) -> tuple[Any, int]:
     """Tokens of a prompt, and how many may be sampled."""
     for chunk in request.prompt.chunks:
         if chunk.type != "encoded_text":
             raise Refused(f"prompt: expected chunks of tokens alone, received one of type {chunk.type[:100]!r}")
     ids = [token for chunk in request.prompt.chunks for token in chunk.tokens]
-    if not 1 <= len(ids) < worker.max_context:
-        raise Refused(f"prompt: expected 1 to {worker.max_context - 1} tokens, received {len(ids)}")
-    if min(ids) < 0 or max(ids) >= worker.vocab_size:
-        raise Refused(f"prompt: expected token ids from 0 and below {worker.vocab_size}, received {min(ids)} to {max(ids)}")
+    check_prompt(ids, worker)
     room = worker.max_context - len(ids)
     return np.array(ids, np.int32), min(request.sampling_params.max_tokens or room, room)

@@ -37,7 +37,7 @@ CurrentWeights = Callable[[], Weights | None]  # None: those of the model
 
 @dataclass
 class Request:
-    """One `asample`. `client`: a number of the session."""
+    """One `asample`, or one like it of another API. `client`: a number of the one for whom it is sampled."""
 
     future: Future
     sample: Sample
@@ -46,6 +46,8 @@ class Request:
     weights: CurrentWeights
     client: int = 0
     targets: NDArray[np.int64] | None = None  # [len(prompt) - 1, K], -1: none
+    end_ids: list[int] = field(default_factory=list)  # end a sample, too, whatever else does
+    listener: Callable[[int, int], None] | None = None  # is called with sample and token, on the worker's thread
     adapter: espalier.Adapter | None = None  # once it joins; stays, though it be dropped or lie on disk meanwhile
     sequences: dict[int, espalier.Completion] = field(default_factory=dict)  # by number
     draws: scoring.Draws | None = None
@@ -53,6 +55,8 @@ class Request:
     prompt_logprobs: NDArray[np.float64] | None = None  # once a sequence is done
     result: bytes | Failure | None = None
     is_alone: bool = False  # a step with it has failed: it is sampled by itself
+    _sampled: collections.Counter[int] = field(default_factory=collections.Counter)  # tokens since it began, by number
+    _heard: collections.Counter[int] = field(default_factory=collections.Counter)  # tokens that the listener has
 
     def __post_init__(self) -> None:
         given = self.sample.sampling_params.seed
@@ -63,6 +67,7 @@ class Request:
         given = self.sample.sampling_params
         stop = [given.stop] if isinstance(given.stop, str) else given.stop
         ids = stop_ids if stop is None else [each for each in stop if isinstance(each, int)]
+        ids = ids + [each for each in self.end_ids if each not in ids]
         return espalier.SamplingParams(samples=self.sample.num_samples, max_new_tokens=self.max_tokens, seed=self.seed,
                                        temperature=given.temperature, top_k=max(given.top_k, 0), top_p=given.top_p,
                                        stop_ids=ids, prompt_logprobs=bool(self.sample.prompt_logprobs))  # fmt: skip
@@ -71,6 +76,16 @@ class Request:
         """Forgets what was sampled; what comes in its place has the same random numbers."""
         self.sequences.clear()
         self.draws = None
+        self._sampled.clear()
+
+    def hear(self, sample: int, token: int) -> None:
+        """Hands a new token to the listener, unless it was there before `restart`."""
+        if self.listener is None:
+            return
+        self._sampled[sample] += 1
+        if self._sampled[sample] > self._heard[sample]:
+            self._heard[sample] += 1
+            self.listener(sample, token)
 
 
 def stop_texts(sample: Sample) -> list[str]:
@@ -97,12 +112,16 @@ class Samplers:
         self._cached = 0  # bytes of prefixes
         self._has_cancelled = False  # requests that have joined
 
-    def submit(self, request: Request) -> None:
-        """Raises Refused where too many wait, unless this client has less than its share of them."""
+    def check_room(self, client: int) -> None:
+        """Raises Refused where too many requests wait, unless this client has less than its share of them."""
         if len(self._waiting) + len(self._held) + (len(self._open.requests) if self._open else 0) >= MAX_WAITING:
             clients = collections.Counter(each.client for each in [*self._waiting, *self._held, *self._going_on()])
-            if clients[request.client] >= MAX_WAITING // (len(clients) + 1):
+            if clients[client] >= MAX_WAITING // (len(clients) + 1):
                 raise Refused(f"expected at most {MAX_WAITING} waiting requests to samplers, received one more", 429)
+
+    def submit(self, request: Request) -> None:
+        """Raises Refused as `check_room`."""
+        self.check_room(request.client)
         self._waiting.append(request)
         self.worker.wake()
 
@@ -278,7 +297,7 @@ class _Open:
         done = []
         begun = time.monotonic()
         if self.requests or self._drawing:
-            for each in self._sampling.step(self._texts):
+            for each in self._sampling.step(self._watch):
                 done += self._take(each)
             self._sampled_seconds += time.monotonic() - begun
         if self._scores_now():
@@ -288,6 +307,13 @@ class _Open:
         if not self._scoring:
             self._sampled_seconds = self._scored_seconds = 0.0
         return done
+
+    def _watch(self, new: NDArray[np.int64]) -> list[bool]:
+        """Hands new tokens to listeners, and ends what has its stop string."""
+        for prompt, sample, token in new.tolist():
+            if (request := self.requests.get(prompt)) is not None:
+                request.hear(sample, token)
+        return self._texts(new)
 
     def _take(self, each: espalier.Completion) -> list[Request]:
         """Of a completion. Returns its request if that is done."""

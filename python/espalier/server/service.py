@@ -8,6 +8,8 @@ import secrets
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 from . import requests, sampling, training
@@ -19,9 +21,9 @@ from .losses import RequestLoss
 from .full_weights import FullWeights, Snapshots
 from .sample_requests import SampleRequests
 from .sessions import Records, Sampler, Session
-from .stop_texts import tokenizer_of
 from .store import CheckpointPath, Store
 from .tasks import start
+from .texts import ModelTexts
 from .wire import SMALL_BYTES
 from .worker import LoraSettings, TrainingWorker, Weights, Worker
 
@@ -62,15 +64,17 @@ class Service:
         self.counter = Counter()
         self.records = Records()
         self.sessions: dict[str, Session] = {}
-        self._prefix = "s-"  # of the ids of sessions, with which all other ids begin
+        self.prefix = "s-"  # of the ids of sessions, with which all other ids begin
         self._plain: dict[str, Weights] | None = None  # adapters of zeros, by base; None: the bases themselves are sampled
         self.services = [self]  # with those of other keys
         self._max_full_models = max_full_models
         self._full_models: set[str] = set()  # their ids, from the request for them on
         self._snapshots = {name: Snapshots(base) for name, base in self.bases.items()}
+        self.texts = {name: ModelTexts(name, base.folder) for name, base in self.bases.items()}
         self._samplers: dict[Worker, sampling.Samplers] = {}
         for worker in (*self.bases.values(), *self._snapshots.values()):
-            samplers = sampling.Samplers(worker, self.futures, self.counter, self.records.add, tokenizer_of(worker.folder))
+            tokenizer = self.texts[worker.name].stop_tokenizer
+            samplers = sampling.Samplers(worker, self.futures, self.counter, self.records.add, tokenizer)
             self._samplers[worker] = samplers
             worker.add(samplers)
         self._sample_requests = SampleRequests(self.futures, self._samplers)
@@ -79,16 +83,16 @@ class Service:
         """That of clients with another key. It shares the models, their threads and the bounds of what waits; sessions, and what
         they have, checkpoints and kept prefixes are its own."""
         other = copy.copy(self)
-        other.store, other.sessions, other._plain, other._prefix = store, {}, {}, f"k-{name}-"
+        other.store, other.sessions, other._plain, other.prefix = store, {}, {}, f"k-{name}-"
         self.services.append(other)
         return other
 
     def future(self, request_id: str) -> Future | None:
         """As Futures.get, unless the request is that of another key."""
-        return self.futures.get(request_id) if request_id.startswith(self._prefix) else None
+        return self.futures.get(request_id) if request_id.startswith(self.prefix) else None
 
     def _recorded(self, sequence_id: str) -> Any:
-        return self.records.get(sequence_id) if sequence_id.startswith(self._prefix) else None
+        return self.records.get(sequence_id) if sequence_id.startswith(self.prefix) else None
 
     def start(self) -> None:
         """Once the event loop runs."""
@@ -108,7 +112,7 @@ class Service:
         """Raises Refused where there are too many."""
         if len(self.sessions) >= MAX_SESSIONS:
             raise Refused(f"expected at most {MAX_SESSIONS} sessions, received one more", 429)
-        session = Session(f"{self._prefix}{secrets.token_hex(8)}", request.display_name)
+        session = Session(f"{self.prefix}{secrets.token_hex(8)}", request.display_name)
         self.sessions[session.session_id] = session
         return session
 
@@ -449,21 +453,17 @@ class Service:
             return sampler_id
         if request.model_path is None:
             base = self.base(request.base_model)
-            plain = await self._plain_weights(base)
+            plain = await self.plain_weights(base)
             self._make_room(session, None)
             session.samplers[sampler_id] = Sampler(sampler_id, session, base, lambda: plain)
             return sampler_id
         path, base, lora = self._checkpoint(request.model_path)
+        worker, read = self._reader(path, base, lora)
         self._make_room(session, lora)
-        worker: Worker = self._snapshots[base.name] if lora.rank == 0 else base
 
         def load() -> None:
             if sampler_id not in session.samplers:  # else a repeated request was faster
-                if lora.rank == 0:
-                    weights = self._snapshots[base.name].load(self.store, path, lora)
-                else:
-                    with self.store.reading(path) as folder:
-                        weights = base.load(folder, lora, optimizer=False, is_snapshot=True)
+                weights = read()
                 session.samplers[sampler_id] = Sampler(sampler_id, session, worker, lambda: weights, str(path), weights)
 
         await worker.do(load)
@@ -471,7 +471,24 @@ class Service:
             await worker.do(_dropping(worker, session))
         return sampler_id
 
-    async def _plain_weights(self, base: Base) -> Weights | None:
+    def _reader(self, path: CheckpointPath, base: Base, lora: LoraSettings) -> tuple[Worker, Callable[[], Weights]]:
+        """What samples a checkpoint, and what reads it on the thread of that."""
+        if lora.rank == 0:
+            snapshots = self._snapshots[base.name]
+            return snapshots, partial(snapshots.load, self.store, path, lora)
+
+        def read() -> Weights:
+            with self.store.reading(path) as folder:
+                return base.load(folder, lora, optimizer=False, is_snapshot=True)
+
+        return base, read
+
+    def snapshot_of(self, text: str) -> tuple[Path, Worker, Callable[[], Weights]]:
+        """The folder of a checkpoint, what samples it, and what reads it on the thread of that. Raises Refused."""
+        path, base, lora = self._checkpoint(text)
+        return self.store.find(path), *self._reader(path, base, lora)
+
+    async def plain_weights(self, base: Base) -> Weights | None:
         """What is sampled for a base. Weights of its own keep the prefixes of a key apart from those of others."""
         if self._plain is None:
             return None
@@ -479,6 +496,11 @@ class Service:
             made = await base.do(base.zeros)
             self._plain.setdefault(base.name, made)
         return self._plain[base.name]
+
+    def submit(self, request: sampling.Request, worker: Worker) -> None:
+        """Has a request of another API sampled. Raises Refused where too many wait."""
+        self._samplers[worker].check_room(request.client)
+        self._sample_requests.submit(request, worker)
 
     def _make_room(self, session: Session, lora: LoraSettings | None) -> None:
         """For one more sampler with a snapshot of this kind, or without one."""

@@ -19,6 +19,8 @@ from .worker import Weights, Worker
 RECORD_SECONDS = 86400.0   # that sampled sequences are remembered for stable_reinforce
 RECORDED_BYTES = 1 << 29   # of all of them; the oldest go first
 
+new_client = itertools.count().__next__  # the number of a client, unique in this process
+
 
 @dataclass
 class Session:
@@ -26,7 +28,7 @@ class Session:
 
     session_id: str
     display_name: str | None
-    number: int = field(default_factory=itertools.count().__next__)
+    number: int = field(default_factory=new_client)
     seen: float = field(default_factory=time.monotonic)
     models: dict[str, training.Model] = field(default_factory=dict)
     samplers: dict[str, "Sampler"] = field(default_factory=dict)  # the last used one last

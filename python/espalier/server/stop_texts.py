@@ -3,14 +3,10 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import cache
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-
-from ..errors import InputError
 
 _BYTES = 8  # tokens that a character and what stands before it may take: then it is no text of UTF-8
 
@@ -27,7 +23,7 @@ class _Text:
         """The tail with the text of a new token. Decodes few tokens, however long the completion is."""
         self.new.append(token)
         known = tokenizer.decode(self.context) if self.context else ""
-        text = self.tail + tokenizer.decode(self.context + self.new)[len(known) :]
+        text: str = self.tail + tokenizer.decode(self.context + self.new)[len(known) :]
         if not text.endswith("\N{REPLACEMENT CHARACTER}") or len(self.new) >= _BYTES:
             self.tail, self.context, self.new = text, self.new, []
         return text
@@ -59,22 +55,3 @@ class StopTexts:
         found = text.add(token, self._tokenizer())
         text.tail = text.tail[-max(map(len, stops)) :]
         return any(stop in found for stop in stops)
-
-
-def tokenizer_of(folder: Path) -> Callable[[], Any]:
-    """Loads the tokenizer of a model's folder, once. The function raises InputError where there is none."""
-
-    @cache
-    def load() -> Any:
-        from transformers import AutoTokenizer
-
-        tokenizer = AutoTokenizer.from_pretrained(folder)
-        # Without files Transformers makes one that knows nothing.
-        return tokenizer if tokenizer.get_vocab().keys() - tokenizer.get_added_vocab().keys() else None
-
-    def tokenizer() -> Any:
-        if (found := load()) is None:
-            raise InputError(f"{folder.name}: stop strings need a tokenizer, and the folder has none; use ids of tokens")
-        return found
-
-    return tokenizer

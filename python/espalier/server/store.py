@@ -46,7 +46,7 @@ EMPTY_RUNS = 1000              # of them; the oldest go first
 
 def now(later: int = 0) -> str:
     """The time in so many seconds."""
-    return (datetime.datetime.now(datetime.UTC) + datetime.timedelta(seconds=later)).isoformat()
+    return (datetime.datetime.now(datetime.UTC) + datetime.timedelta(seconds=later)).isoformat(timespec="microseconds")
 
 
 def check_files(folder: Path, subject: object) -> None:
