@@ -94,18 +94,19 @@ bool Sampling::encodes_now() {
 }
 
 struct Sampling::Pass {
-  struct Part {
+  struct Entry {
     Prefix node;
     const Prompt* prompt;
   };
-  std::map<std::pair<int64_t, std::vector<int32_t>>, Part> by_path{};  // of each weights; which is preorder
+  std::map<std::pair<int64_t, std::vector<int32_t>>, Entry> by_path{};  // of each weights; which is preorder
   std::unordered_set<const PrefixNode*> nodes{};
   std::vector<std::shared_ptr<Prompt>> prompts{};
   int64_t tokens = 0;
   bool is_scored = false;
 };
 
-// Takes prompts of a client with at most `room` tokens, or the first part of one. Shared ones count once.
+// Takes prompts of a client with at most `room` tokens, or the first of one that has more. Shared ones count
+// once.
 void Sampling::take(const Client& client, int64_t room, Pass* pass) {
   int64_t tokens = 0;
   for (const std::shared_ptr<Prompt>& prompt : client.encoding) {
@@ -141,9 +142,9 @@ void Sampling::encode_some() {
   }
   std::vector<Prefix> nodes;
   std::vector<accumulating::AdapterMapsPtr> adapters;
-  for (const auto& [path, part] : pass.by_path) {
-    nodes.push_back(part.node);
-    adapters.push_back(part.prompt->weights.adapter);
+  for (const auto& [path, entry] : pass.by_path) {
+    nodes.push_back(entry.node);
+    adapters.push_back(entry.prompt->weights.adapter);
   }
   const std::exception_ptr error = error_of([&] {
     if (!nodes.empty()) encode(decoder_, nodes, adapters, pass.is_scored, memory_.tree.get());

@@ -264,7 +264,7 @@ TEST(OptimizerTest, SettingsThatWouldBreakWeightsAreRefusedBeforeAnythingChanges
        {Case{at::kFloat, {.eps = 1e-46}, 0.1, "eps 1e-46 is below"},
         Case{at::kBFloat16, {.eps = 1e-46}, 0.1, "eps 1e-46 is below"},
         Case{at::kDouble, {.eps = 1e-46}, 0.1, ""},
-        Case{at::kDouble, {.eps = 1e-320}, 0.1, "eps 1e-320 is below"},
+        Case{at::kDouble, {.eps = 1e-310}, 0.1, "eps 1e-310 is below"},
         Case{at::kFloat, {.eps = 1e-12}, 0.1, ""},
         Case{at::kFloat, {.weight_decay = 1e40}, 0.1, "weight decay 1e+40"},
         Case{at::kFloat, {.weight_decay = 1e30}, 0.1, ""},

@@ -61,7 +61,7 @@ class Optimizer {
   /// Clips the gradients, whose norm over all ranks is `norm`, to max_grad_norm
   /// (torch.nn.utils.clip_grad_norm_) and updates this rank's part of the weights. Throws NonFiniteError,
   /// before any change, if the norm is not finite or so large that the update or AdamW's second moments would
-  /// overflow.
+  /// overflow, or if AdamW's eps is 0 in the dtype of the update.
   void update(double learning_rate, double norm);
 
   /// In host memory the state of this rank's parts, each as [N] (one process: in its shape), with `step` on
