@@ -213,7 +213,7 @@ class Sampling:
             self._going_on = 0
             raise
         self._going_on -= len(done)
-        return [Completion(*each, None if error is None else (InputError if error[0] else RuntimeError)(error[1]))
+        return [Completion(*each)._replace(error=None if error is None else (InputError if error[0] else RuntimeError)(error[1]))
                 for *each, error in done]  # fmt: skip
 
     @property

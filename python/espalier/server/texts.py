@@ -42,9 +42,9 @@ class ModelTexts:
         return found
 
     def stop_tokenizer(self) -> Any:
-        """As `tokenizer`, for a request with stop strings."""
+        """As `tokenizer`, for a request with stop strings. Raises InputError."""
         if (found := self._found) is None:
-            raise Refused(f"stop: stop strings need a tokenizer, and the folder of {self._name} has none; use ids of tokens")
+            raise InputError(f"stop: stop strings need a tokenizer, and the folder of {self._name} has none; use ids of tokens")
         return found
 
     @cached_property
