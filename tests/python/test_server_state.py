@@ -487,6 +487,8 @@ def test_an_adapter_that_cannot_be_written_stays_in_memory(tmp_path, folder):
         assert len(local.base._resident) == 2
         place.unlink()
         (tmp_path / "elsewhere").rename(place)
+        for weights in local.base._resident.values():
+            weights.park_after = 0.0  # as after a minute
         local.result(fwdbwd(local, first, 5, [1, 2, 3]))
         assert len(local.base._resident) == 1
 

@@ -210,7 +210,7 @@ class _Job:
                 break
             if samplers._open.is_idle:
                 samplers._open = None
-            if self._done or samplers._waiting or time.monotonic() >= until:
+            if self._done or samplers._waiting or samplers._has_cancelled or time.monotonic() >= until:
                 break
 
     def _restart(self, error: Exception) -> list[Request]:
