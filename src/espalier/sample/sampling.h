@@ -91,6 +91,7 @@ class Sampling {
   void encode_some();
   std::vector<Sequence> next_sequences();
   std::vector<Sequence> take_resting();
+  bool take_room_back(const std::exception_ptr& error);
   void pause(std::vector<Sequence> sequences, const std::exception_ptr& error);
   void have_more_places();
   void fail(const Prompt& prompt, const std::exception_ptr& error);

@@ -33,6 +33,7 @@ struct Sampling::Prompt {
   /// of which there are so many.
   std::shared_ptr<Sequence> paused{};
   int64_t folded = 0;
+  int64_t returns = 0;  // of its room
 
   std::vector<Prefix> unencoded(PrefixTree& tree) const {
     return tree.unencoded(prefix, options.prompt_logprobs && folded == 0);

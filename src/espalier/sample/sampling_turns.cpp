@@ -14,6 +14,7 @@ namespace {
 
 constexpr int64_t kLeastShare = 64;  // tokens of a client in a pass of several
 constexpr int64_t kMostPauses = 16;  // of a sequence, after which it fails
+constexpr int64_t kMostReturns = 4;  // of the room of a prompt, after which it fails
 constexpr int64_t kCalmSteps = 64;   // after a failure, until more sequences are tried
 
 }  // namespace
@@ -65,7 +66,7 @@ void Sampling::admit() {
         next.prefix.reset();
         break;
       }
-      if (!next.paused) {
+      if (!next.paused && next.returns == 0) {
         next.kept_tokens = next.prefix->end();
         for (const Prefix& node : next.unencoded(*memory_.tree)) next.kept_tokens -= node->size();
         memory_.counts->kept_prompt_tokens += next.kept_tokens;
@@ -228,10 +229,29 @@ std::vector<Sampling::Sequence> Sampling::take_resting() {
   return resting;
 }
 
+// Takes room back from prompts of which samples have not begun. Returns whether there were any. One that
+// comes back too often is what has no room.
+bool Sampling::take_room_back(const std::exception_ptr& error) {
+  std::vector<std::shared_ptr<Prompt>> returned, failed;
+  for (auto& [id, client] : clients_) {
+    for (auto* prompts : {&client.encoding, &client.ready}) {
+      for (; !prompts->empty(); prompts->pop_back()) {
+        const std::shared_ptr<Prompt>& prompt = prompts->back();
+        prompt->prefix.reset();
+        client.waiting.push_front(prompt);
+        returned.push_back(prompt);
+        if (++prompt->returns > kMostReturns) failed.push_back(prompt);
+      }
+    }
+  }
+  for (const auto& prompt : failed) fail(*prompt, error);
+  return !returned.empty();
+}
+
 // After a pass that failed: sequences wait for their turn again, fewer at a time. What they have sampled
 // stays, and is encoded with their prompts. One that fails by itself, or too often, is what fails.
 void Sampling::pause(std::vector<Sequence> sequences, const std::exception_ptr& error) {
-  const bool is_alone = sequences.size() == 1 && live_.empty();
+  const bool is_alone = !take_room_back(error) && sequences.size() == 1 && live_.empty();
   if (live_.empty()) {
     tails_ = {};
     places_ = is_alone ? batch_size_ : std::max<int64_t>(1, std::ssize(sequences) / 2);
