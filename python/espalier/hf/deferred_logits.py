@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 
-# ZeRO 3 (by keys) and FSDP2 since PyTorch 2.13 (by fields) go through outputs to hook tensors. Logits that are computed later
+# ZeRO 3 (by keys) and FSDP2 since PyTorch 2.12 (by fields) go through outputs to hook tensors. Logits that are computed later
 # have hooks at the head.
 _HOOKING_MODULES = ("deepspeed.runtime.zero.utils", "torch.distributed.fsdp._common_utils")
 
