@@ -777,8 +777,8 @@ def inspect(trajectories: Trajectories, offsets: Annotated[NDArray[numpy.int64],
 
 def manifest_fault(folder: str | os.PathLike, title: str) -> str:
     """
-    Compares a checkpoint with the checksums of its manifest. Returns the first fault in a sentence, empty if there
-    is none. A checkpoint without a manifest has none.
+    Compares a checkpoint with the checksums of its manifest. Returns the first fault in a sentence,
+    empty if there is none. A checkpoint without a manifest has none.
     """
 
 def run_command(name: str, options: Sequence[tuple[str, bytes]], caller: object) -> tuple[int, str]:

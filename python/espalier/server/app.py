@@ -327,7 +327,7 @@ class App:
     async def _sample(self, request: Request) -> Response:
         body = await read_body(request, bodies.SAMPLE_BODY_BYTES)
         self.service.futures.check_room(len(body))
-        return self._promise(await self.service.sample(await apart(body, lambda body: parsed(body, requests.Sample))), body)
+        return self._promise(self.service.sample(await apart(body, lambda body: parsed(body, requests.Sample))), body)
 
     # Futures.
 
@@ -385,5 +385,3 @@ def _answer_to(error: Exception) -> tuple[int, str]:
 def _path_of(request: Request) -> CheckpointPath:
     given = request.path_params
     return CheckpointPath.of(given["run"], f"{given['kind']}/{given['name']}")
-
-

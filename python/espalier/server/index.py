@@ -115,7 +115,7 @@ class Listing(Sequence[dict[str, Any]], Generic[Row]):
 
 
 class Index:
-    """All runs and their checkpoints. A later search by name, run, base model or metadata has its fields here."""
+    """All runs and their checkpoints."""
 
     def __init__(self) -> None:
         self._runs: dict[str, _Run] = {}

@@ -39,7 +39,7 @@ Value = TypeVar("Value")
 
 
 @dataclass
-class _Snapshot:
+class _OpenedCheckpoint:
     """A checkpoint that is opened for sampling, or is being opened."""
 
     worker: Worker
@@ -47,12 +47,12 @@ class _Snapshot:
     users: int = 0
 
 
-class Snapshots:
+class OpenedCheckpoints:
     """Checkpoints that are opened for sampling. One that is written anew is opened anew."""
 
     def __init__(self, service: Service) -> None:
         self._service = service
-        self._opened: OrderedDict[tuple[str, int, int], _Snapshot] = OrderedDict()  # the last used one last
+        self._opened: OrderedDict[tuple[str, int, int], _OpenedCheckpoint] = OrderedDict()  # the last used one last
 
     @contextlib.asynccontextmanager
     async def using(self, path: str) -> AsyncIterator[tuple[Worker, Weights]]:
@@ -61,29 +61,29 @@ class Snapshots:
         about = folder.stat()
         key = (path, about.st_ino, about.st_mtime_ns)
         if key not in self._opened:
-            self._opened[key] = _Snapshot(worker, asyncio.get_running_loop().create_task(worker.do(load)))
-        snapshot = self._opened[key]
+            self._opened[key] = _OpenedCheckpoint(worker, asyncio.get_running_loop().create_task(worker.do(load)))
+        opened = self._opened[key]
         self._opened.move_to_end(key)
-        snapshot.users += 1
+        opened.users += 1
         try:
             try:
-                weights = await asyncio.shield(snapshot.weights)
+                weights = await asyncio.shield(opened.weights)
             except Exception:
                 self._opened.pop(key, None)
                 raise
             yield worker, weights
         finally:
-            snapshot.users -= 1
+            opened.users -= 1
             self._make_room()
 
     def _make_room(self) -> None:
-        for key, snapshot in list(self._opened.items()):
+        for key, opened in list(self._opened.items()):
             if len(self._opened) <= MAX_OPENED:
                 return
-            if snapshot.users == 0 and snapshot.weights.done():
+            if opened.users == 0 and opened.weights.done():
                 del self._opened[key]
-                if snapshot.weights.exception() is None:
-                    start(snapshot.worker.do(partial(snapshot.worker.drop, snapshot.weights.result())))
+                if opened.weights.exception() is None:
+                    start(opened.worker.do(partial(opened.worker.drop, opened.weights.result())))
 
 
 @dataclass
@@ -110,7 +110,7 @@ class OpenAI:
 
     def __init__(self, service: Service) -> None:
         self._service = service
-        self._snapshots = Snapshots(service)
+        self._checkpoints = OpenedCheckpoints(service)
 
     def handlers(self) -> dict[str, tuple[str, Handler]]:
         """Methods and handlers by paths below the prefix."""
@@ -179,7 +179,7 @@ class OpenAI:
             base = self._service.base(name)
             yield _Model(name, base, await self._service.plain_weights(base), self._service.texts[base.name])
             return
-        async with self._snapshots.using(path) as (worker, weights):
+        async with self._checkpoints.using(path) as (worker, weights):
             if base_name and self._service.base(base_name).name != worker.name:
                 raise Refused(f"model: expected {worker.name}, on which {path} was trained, received {base_name[:100]!r}")
             yield _Model(name, worker, weights, self._service.texts[worker.name])

@@ -126,7 +126,7 @@ class Samplers:
         self.worker.wake()
 
     def cancel(self, request_id: str) -> None:
-        """Drops a request; one that is sampled ends with the slice."""
+        """Drops a request; one that is sampled ends with its next token."""
         for request in [*self._waiting, *self._held, *self._going_on()]:
             if request.future.request_id == request_id:
                 self._futures.finish(request.future, Failure("cancelled by the client", "user"))

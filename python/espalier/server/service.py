@@ -494,7 +494,8 @@ class Service:
             return None
         if base.name not in self._plain:
             made = await base.do(base.zeros)
-            self._plain.setdefault(base.name, made)
+            if self._plain.setdefault(base.name, made) is not made:  # another request was faster
+                await base.do(partial(base.drop, made))
         return self._plain[base.name]
 
     def submit(self, request: sampling.Request, worker: Worker) -> None:
@@ -504,10 +505,10 @@ class Service:
 
     def _make_room(self, session: Session, lora: LoraSettings | None) -> None:
         """For one more sampler with a snapshot of this kind, or without one."""
-        most = MAX_SAMPLERS if lora is None else MAX_FULL_SNAPSHOTS if lora.rank == 0 else MAX_SNAPSHOTS
-        kind = lora and (lora.rank == 0,)
+        kind = _snapshot_kind(lora)
+        most = {"none": MAX_SAMPLERS, "adapter": MAX_SNAPSHOTS, "whole weights": MAX_FULL_SNAPSHOTS}[kind]
         same = [sampler for sampler in list(session.samplers.values())
-                if (sampler.owned and (sampler.owned.lora.rank == 0,)) == kind]  # fmt: skip
+                if _snapshot_kind(sampler.owned and sampler.owned.lora) == kind]  # fmt: skip
         for sampler in same[: max(0, len(same) - most + 1)]:
             del session.samplers[sampler.sampler_id]
             start(sampler.worker.do(sampler.drop))
@@ -521,7 +522,7 @@ class Service:
         session.samplers[sampler_id] = session.samplers.pop(sampler_id)
         return session.samplers[sampler_id]
 
-    async def sample(self, request: requests.Sample) -> Future:
+    def sample(self, request: requests.Sample) -> Future:
         """Raises Refused."""
         if request.sampling_session_id is None or request.seq_id is None:
             raise Refused("asample: expected sampling_session_id and seq_id, received none: create_sampling_session gives one")
@@ -536,6 +537,10 @@ class Service:
             return
         for samplers in self._samplers.values():
             samplers.cancel(request_id)
+
+
+def _snapshot_kind(lora: LoraSettings | None) -> str:
+    return "none" if lora is None else "adapter" if lora.rank > 0 else "whole weights"
 
 
 def _failing(error: Exception) -> training.Work:

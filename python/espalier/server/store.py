@@ -9,6 +9,7 @@
     STATE/runs/RUN/KIND/.old-NAME         what NAME replaces, until NAME is there; a server that starts puts it back
     STATE/runs/RUN/KIND/.gone-*           what was deleted or has expired
     STATE/parked-weights/                 weights in no use at the moment; emptied when a server starts
+    STATE/keys/NAME/                      the same for clients with a key of their own
 
 KIND is weights, sampler_weights or external_weights. RUN and NAME have letters, digits and few signs, so that no path from
 a client leaves the folder, and links in it are never followed. A save or a removal is durable before its method returns.

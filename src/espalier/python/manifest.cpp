@@ -19,9 +19,8 @@ void bind_manifest(nanobind::module_& module) {
         return on_files([&] { return espalier::manifest_fault(folder, title, [](const std::string&) {}); });
       },
       nanobind::arg("folder"), nanobind::arg("title"),
-      "Compares a checkpoint with the checksums of its manifest. Returns the first fault in a sentence, "
-      "empty "
-      "if there\nis none. A checkpoint without a manifest has none.");
+      "Compares a checkpoint with the checksums of its manifest. Returns the first fault in a sentence,\n"
+      "empty if there is none. A checkpoint without a manifest has none.");
 }
 
 }  // namespace espalier::python

@@ -8,9 +8,6 @@
 namespace espalier::python_engine {
 namespace {
 
-// Tokens of prompts in a pass of which others wait for the end.
-constexpr int64_t kSharedPassTokens = 512;
-
 TokenWatch told(const Watch& watch) {
   if (!watch) return {};
   return [&watch](std::span<const Completion* const> completions) {
@@ -54,9 +51,8 @@ EngineSampling Engine::sampling(const NamedTexts& options) {
   State& state = *state_;
   return state.call([&] {
     state.check_whole();
-    SampleOptions sizes = parse_sampling_options(options).options;
-    sizes.pass_tokens = kSharedPassTokens;
-    state.open.push_back(std::make_shared<OpenSampling>(state.base, sizes, state.memory()));
+    state.open.push_back(
+        std::make_shared<OpenSampling>(state.base, parse_sampling_options(options).options, state.memory()));
     return EngineSampling{state.open.back()};
   });
 }

@@ -12,10 +12,11 @@
 namespace espalier {
 namespace {
 
-constexpr int64_t kLeastShare = 64;  // tokens of a client in a pass of several
-constexpr int64_t kMostPauses = 16;  // of a sequence, after which it fails
-constexpr int64_t kMostReturns = 4;  // of the room of a prompt, after which it fails
-constexpr int64_t kCalmSteps = 64;   // after a failure, until more sequences are tried
+constexpr int64_t kSharedPassTokens = 512;  // of a pass while other clients wait for its end
+constexpr int64_t kLeastShare = 64;         // tokens of a client in a pass of several
+constexpr int64_t kMostPauses = 16;         // of a sequence, after which it fails
+constexpr int64_t kMostReturns = 4;         // of the room of a prompt, after which it fails
+constexpr int64_t kCalmSteps = 64;          // after a failure, until more sequences are tried
 
 }  // namespace
 
@@ -134,7 +135,8 @@ void Sampling::encode_some() {
   for (const auto& [id, client] : in_turn(&first_encoded_)) {
     if (!client->encoding.empty()) clients.push_back(client);
   }
-  const int64_t most = std::min(pass_tokens_, token_budget_), count = std::ssize(clients);
+  const int64_t limit = clients_.size() > 1 ? std::min(pass_tokens_, kSharedPassTokens) : pass_tokens_;
+  const int64_t most = std::min(limit, token_budget_), count = std::ssize(clients);
   const int64_t each = count == 1 ? most : std::max(kLeastShare, most / count);
   Pass pass;
   for (const Client* client : clients) {
@@ -262,6 +264,7 @@ void Sampling::pause(std::vector<Sequence> sequences, const std::exception_ptr& 
     const auto prompt = std::make_shared<Prompt>(*sequence->prompt);
     prompt->prefix.reset();
     std::vector<int32_t>& tokens = sequence->completion.tokens;
+    if (std::ssize(tokens) > prompt->folded + 1) sequence->pauses = 0;  // it has got further since
     if (!tokens.empty()) {
       prompt->tokens.insert(prompt->tokens.end(), tokens.begin() + prompt->folded, tokens.end() - 1);
       prompt->folded = std::ssize(tokens) - 1;
