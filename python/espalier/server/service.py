@@ -508,7 +508,7 @@ class Service:
         kind = _snapshot_kind(lora)
         most = {"none": MAX_SAMPLERS, "adapter": MAX_SNAPSHOTS, "whole weights": MAX_FULL_SNAPSHOTS}[kind]
         same = [sampler for sampler in list(session.samplers.values())
-                if _snapshot_kind(sampler.owned and sampler.owned.lora) == kind]  # fmt: skip
+                if _snapshot_kind(sampler.owned.lora if sampler.owned else None) == kind]  # fmt: skip
         for sampler in same[: max(0, len(same) - most + 1)]:
             del session.samplers[sampler.sampler_id]
             start(sampler.worker.do(sampler.drop))
