@@ -2,7 +2,7 @@
 # Espalier. `make demo` and `make test` each do all set-up first; a second run repeats no work.
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help setup build command complete test wheels test-machines test-machines-short core-test cuda asan asan-train tsan fuzz lint format demo demo-tiny demo-rl examples docs clean
+.PHONY: help setup build command complete test wheels test-machines test-machines-short core-test cuda asan asan-train tsan fuzz lint lint-fast format demo demo-tiny demo-rl examples docs clean
 
 # Some container images set it. Every Python process of a test would then compile PyTorch's modules again.
 unexport PYTHONDONTWRITEBYTECODE
@@ -72,6 +72,9 @@ fuzz:  ## every parser on mutated inputs, a minute in all
 
 lint: complete  ## formatting, ruff, mypy, layers, documents, and clang-tidy on the LibTorch-free half
 	@scripts/lint.sh
+
+lint-fast: complete  ## the same without clang-tidy (a minute)
+	@scripts/lint.sh --fast
 
 format: complete  ## clang-format all sources in place
 	@scripts/lint.sh --format

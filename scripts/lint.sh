@@ -3,6 +3,7 @@
 # Formatting of all sources, clang-tidy on the LibTorch-free half, ruff and mypy on Python, and the checks of the layers
 # and of the documents.
 #   scripts/lint.sh           checks everything
+#   scripts/lint.sh --fast    leaves out clang-tidy, which takes most of the time
 #   scripts/lint.sh --deep    lets clang's static analyzer follow 15 times as many paths (about 20 minutes)
 #   scripts/lint.sh --format  formats instead
 set -euo pipefail
@@ -28,6 +29,8 @@ python3 tests/check_layers.py --self-test
 python3 tests/check_types.py --self-test
 echo "lint: documents"
 python3 tests/check_docs.py --self-test
+
+[[ ${1:-} == --fast ]] && exit
 
 nodes=15000
 [[ ${1:-} == --deep ]] && nodes=225000  # the analyzer's own default

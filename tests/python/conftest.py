@@ -34,6 +34,23 @@ def pytest_sessionstart(session):
             signal.signal(number, signal.SIG_DFL)
 
 
+class Failures:
+    """Prints each failure when it happens: a suite of half an hour may be stopped before pytest's own summary."""
+
+    def __init__(self, config):
+        self.terminal = config.pluginmanager.get_plugin("terminalreporter")
+
+    def pytest_runtest_logreport(self, report):
+        if report.failed:
+            self.terminal.ensure_newline()
+            self.terminal.write_line(f"{report.nodeid} failed ({report.when}):\n{report.longreprtext[-4000:]}")
+
+
+def pytest_configure(config):
+    if not hasattr(config, "workerinput"):  # the process that the workers of xdist report to
+        config.pluginmanager.register(Failures(config))
+
+
 # Files of few tests that take long: they build, or start many processes.
 LONG = ["test_wheel.py", "test_launch.py", "test_distributed.py", "test_context_parallel.py", "test_tensor_parallel.py",
         "test_rank_failures.py", "test_hf_head_ranks.py", "test_torch_distribution.py", "test_faults.py", "test_trl_trainers.py",
