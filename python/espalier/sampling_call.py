@@ -192,8 +192,9 @@ class Sampling:
         self._going_on -= self._engine.remove(self._sampling, prompt, client)
 
     def step(self, watch: Watch | None = None) -> list[Completion]:
-        """Encodes prompts that have come, and samples a token of each completion that goes on. A pass has at most
-        4,096 tokens of prompts, and 512 where several clients wait for its end.
+        """Encodes prompts that have come, and samples a token of each completion that goes on.
+
+        A pass has at most 4,096 tokens of prompts, and 512 where several clients wait for its end.
 
         Args:
             watch: As of `Engine.sample`, with numbers of prompts.

@@ -15,6 +15,10 @@ import pytest
 
 from conftest import REPOSITORY
 
+# Read here, before the tests have a cache folder of their own (conftest.own_cache), in which nothing is.
+CCACHE_FOLDER = shutil.which("ccache") and subprocess.run(["ccache", "--get-config=cache_dir"], check=True, capture_output=True,
+                                                          text=True).stdout.strip()  # fmt: skip
+
 # What every Linux that NumPy runs on has.
 EVERYWHERE = {"libc.so.6", "libm.so.6", "libstdc++.so.6", "libgcc_s.so.1", "ld-linux-x86-64.so.2", "libpthread.so.0"}
 
@@ -42,8 +46,8 @@ def wheel(tmp_path_factory):
     compiler, strict = (re.search(rf"^{name}:\w+=(.*)$", cache, re.MULTILINE)[1]
                         for name in ("CMAKE_CXX_COMPILER", "ESPALIER_WERROR"))  # fmt: skip
     variables = {"CXX": compiler}
-    if shutil.which("ccache"):
-        variables |= {"CMAKE_CXX_COMPILER_LAUNCHER": "ccache", "CCACHE_BASEDIR": str(REPOSITORY),
+    if CCACHE_FOLDER:
+        variables |= {"CMAKE_CXX_COMPILER_LAUNCHER": "ccache", "CCACHE_DIR": CCACHE_FOLDER, "CCACHE_BASEDIR": str(REPOSITORY),
                       "CCACHE_SLOPPINESS": "pch_defines,time_macros,include_file_mtime,include_file_ctime"}  # as scripts/build.sh
     run(sys.executable, "-m", "pip", "wheel", "--quiet", "--disable-pip-version-check", "--no-build-isolation",
         "--no-deps", "--no-index", f"--config-settings=cmake.define.ESPALIER_WERROR={strict}", "--wheel-dir", folder,
