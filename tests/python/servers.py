@@ -116,7 +116,7 @@ class Local:
             store = Store(self.store.folder / "keys" / name)
             doors.append(App(self.service.for_key(name, store)).door(key))
             self.key_stores.append(store)
-        self._server = BoundedServer(Access(doors, ()), connections, port=0, log_level="error")
+        self._server = BoundedServer(Access(doors, ()), connections, port=0, log_config=None)
         self._thread = threading.Thread(target=self._server.run, daemon=True)
 
     def __enter__(self):

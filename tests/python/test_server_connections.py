@@ -35,7 +35,7 @@ class Small:
         routes = [Route("/hello", lambda request: PlainTextResponse("hello")), Route("/large", lambda request: Response(b"x" * LARGE)),
                   Route("/wait", self._wait), Route("/read", self._read, methods=["POST"]),
                   Route("/refuse", lambda request: PlainTextResponse("no", 401), methods=["POST"])]  # fmt: skip
-        self.server = BoundedServer(Starlette(routes=routes), limit, port=0, log_level="error")
+        self.server = BoundedServer(Starlette(routes=routes), limit, port=0, log_config=None)
         tick, self.server.tick = self.server.tick, lambda: None
         self._tick = tick
 
