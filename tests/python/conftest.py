@@ -48,6 +48,7 @@ class Failures:
 
 
 def pytest_configure(config):
+    config.addinivalue_line("markers", "nightly: takes minutes, for what changes rarely; run with ESPALIER_NIGHTLY_TESTS=1")
     if not hasattr(config, "workerinput"):  # the process that the workers of xdist report to
         config.pluginmanager.register(Failures(config))
 
@@ -58,8 +59,13 @@ LONG = ["test_wheel.py", "test_launch.py", "test_distributed.py", "test_context_
         "test_sampling_bench.py", "test_deepspeed.py", "test_deepspeed_trainers.py", "test_liger.py"]  # fmt: skip
 
 
-def pytest_collection_modifyitems(items):
-    """Long files come first, and the others by their numbers of tests, so that no worker is left alone with one at the end."""
+def pytest_collection_modifyitems(config, items):
+    """Leaves out what runs every night. Long files come first, and the others by their numbers of tests, so that no worker is
+    left alone with one at the end."""
+    if os.environ.get("ESPALIER_NIGHTLY_TESTS", "0") == "0":
+        nightly = [item for item in items if item.get_closest_marker("nightly")]
+        items[:] = [item for item in items if item not in nightly]
+        config.hook.pytest_deselected(items=nightly)
     counts = Counter(item.path for item in items)
     items.sort(key=lambda item: (LONG.index(item.path.name) if item.path.name in LONG else len(LONG), -counts[item.path], item.path))
 

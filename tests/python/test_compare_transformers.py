@@ -34,6 +34,7 @@ def tables(text):
     return found
 
 
+@pytest.mark.nightly
 def test_the_table(model, tmp_path):
     out = tmp_path / "table.md"
     command = [sys.executable, REPOSITORY / "bench/compare_transformers.py", *SMALL, "--models", model, "-o", out,

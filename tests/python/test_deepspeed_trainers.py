@@ -12,6 +12,7 @@ from conftest import REPOSITORY
 from rank_processes import ENVIRONMENT, check_passed, outcomes
 from wrappers import path_with
 
+pytestmark = pytest.mark.nightly
 CHECKS = ["set_up_trainers", "runs_are_the_same", "another_forest_is_seen_by_trainers"]
 PROGRAM = """
 import json, os, sys

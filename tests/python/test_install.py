@@ -207,6 +207,7 @@ def programs(prefix, tmp_path_factory):
     return folder
 
 
+@pytest.mark.nightly
 def test_programs_in_cpp_inspect_verify_train_and_sample(prefix, programs, tmp_path):
     for source in (REPOSITORY / "examples/cpp").glob("*.cpp"):
         assert len(source.read_text().splitlines()) <= 100, source

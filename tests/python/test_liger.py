@@ -11,6 +11,7 @@ import pytest
 
 from wrappers import path_with
 
+pytestmark = pytest.mark.nightly
 CHECKS = ["llama", "a_family_that_a_proof_decides_on", "trainers_of_trl"]
 if os.environ.get("ESPALIER_LIGER") == "all":  # minutes more
     CHECKS += ["options", "it_is_verified", "trainers", "qwen3", "qwen2", "classes_are_replaced"]

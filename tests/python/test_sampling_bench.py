@@ -4,12 +4,15 @@
 import subprocess
 import sys
 
+import pytest
+
 from conftest import REPOSITORY
 
 sys.path.insert(0, str(REPOSITORY / "bench"))
 import sampling
 
 
+@pytest.mark.nightly
 def test_the_table(espalier, tmp_path):
     espalier("init", "--config", REPOSITORY / "examples/tiny_llama.json", "--out", tmp_path / "tiny")
     command = [sys.executable, REPOSITORY / "bench/sampling.py", "--quick", "--model", tmp_path / "tiny", "--threads", 1,
