@@ -36,7 +36,7 @@ class _Server(BoundedServer):
             say(f"espalier serve: {', '.join(self._service.bases)} on {url_of(sockets[0])}")
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        await self._service.stop(self._stop_seconds)  # while clients still wait for the results of what runs
+        await self._service.stop(self._stop_seconds, keeps=True)  # while clients still wait for the results of what runs
         await super().shutdown(sockets)
 
     @contextlib.contextmanager
