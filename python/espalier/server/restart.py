@@ -19,11 +19,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..commands.console import count_of, say
-from ..errors import InputError, in_one_line
+from ..errors import InputError
 from . import disk, requests, restart_records as records, training
 from .errors import Refused
 from .full_weights import FullWeights
-from .futures import Failure, Future
+from .futures import Failure, Future, failure_of
 from .index import LoraRecord
 from .sample_requests import CLIENT_NUMBERS
 from .sessions import Completions, Sampler, Session
@@ -47,8 +47,8 @@ async def keep(services: "Sequence[Service]", unsure: Collection[str]) -> None:
     for service in services:
         if not service.sessions:
             continue
-        leaving = _Leaving(service, unsure)
         try:
+            leaving = _Leaving(service, unsure)
             await asyncio.to_thread(leaving.write)
         except Exception as error:
             say(f"espalier serve: kept nothing for the next start: {_reason(error)}")
@@ -180,17 +180,17 @@ async def bring_back(service: "Service") -> None:
     folder = service.store.restart_folder()
     if folder is None:
         return
-    arriving = None
     try:
-        record, arrays = await asyncio.to_thread(records.read, folder)
-        arriving = _Arriving(service, folder, record, arrays)
+        arriving = _Arriving(service, folder, *await asyncio.to_thread(records.read, folder))
         await arriving.make()
     except Exception as error:
+        service.sessions.clear()
+        await asyncio.to_thread(service.store.remove_restart)
         say(f"espalier serve: nothing came back of what the last server kept: {_reason(error)}")
+        return
     await asyncio.to_thread(service.store.remove_restart)
-    if arriving is not None:
-        arriving.submit()
-        say(f"espalier serve: came back from the last server: {arriving.count}")
+    arriving.submit()
+    say(f"espalier serve: came back from the last server: {arriving.count}")
 
 
 @dataclass
@@ -341,4 +341,4 @@ def _counts(sessions: int, models: int, samplers: int) -> str:
 
 
 def _reason(error: Exception) -> str:
-    return in_one_line(error)
+    return failure_of(error).error

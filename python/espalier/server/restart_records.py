@@ -24,7 +24,6 @@ from .losses import RequestLoss
 from .training import Passes
 
 STATE_FILE, ARRAYS_FILE = "restart.json", "arrays.safetensors"
-VERSION = 1
 FILE_BYTES = 16 << 30  # which a server may read
 
 Array = str  # the name of one in arrays.safetensors
@@ -112,7 +111,7 @@ class SampledRecord(Record):
 
 
 class RestartRecord(Record):
-    version: Literal[1] = VERSION
+    version: Literal[1] = 1
     arrays_sha256: str
     fingerprints: dict[str, str]  # of the bases, by name
     sessions: list[SessionRecord]
