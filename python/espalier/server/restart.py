@@ -257,6 +257,13 @@ class _Arriving:
 
     async def _make_model(self, session: Session, record: records.ModelRecord) -> None:
         base, lora, service = self._base(record.base), _lora_of(record.lora), self.service
+        sampled_by, published = service.snapshot_worker(base, lora), None
+        if record.published is not None:
+            place = await asyncio.to_thread(self._weights_folder, sampled_by, record.published, record.model_id)
+            published = Weights(sampled_by, lora, folder=place, is_snapshot=True)
+        passes = None if record.forests is None else [
+            [records.passes_of(each, self.arrays) for each in forest] for forest in record.forests]
+        waiting = [self._submission(record.model_id, each) for each in record.waiting]
         folder = await asyncio.to_thread(self._weights_folder, base, record.weights, record.model_id)
         worker: TrainingWorker
         if lora.rank > 0:
@@ -268,21 +275,13 @@ class _Arriving:
                 disk.remove_tree(folder)
             worker, weights = full, full.weights
         model = training.Model(record.model_id, worker, weights, service.futures, service.counter, record.next_seq_id)
-        if record.published is not None:
-            sampled_by = service.snapshot_worker(base, lora)
-            place = await asyncio.to_thread(self._weights_folder, sampled_by, record.published, record.model_id)
-            model.published = Weights(sampled_by, lora, folder=place, is_snapshot=True)
-        if (forests := record.forests) is None:
-            weights.passes = None
-        else:
-            weights.passes = [[records.passes_of(each, self.arrays) for each in passes] for passes in forests]
+        model.published, weights.passes = published, passes
         weights.has_gradients = weights.lacks_gradients = weights.passes != []
         session.models[record.model_id] = model
         if isinstance(worker, FullWeights):
             worker.start()
         worker.add(model)
-        for operation in record.waiting:
-            self._waiting.append(self._submission(record.model_id, operation))
+        self._waiting += waiting
 
     def _submission(self, model_id: str, record: records.OperationRecord) -> Callable[[], object]:
         service = self.service
