@@ -98,7 +98,7 @@ class Local:
     """A server in this process, where a test can look inside."""
 
     def __init__(self, folder, state, max_adapters=32, api_key="", full_models=0, joins_clients=False, connections=1000, keys=None,
-                 **options):  # fmt: skip
+                 port=0, name="tiny", **options):  # fmt: skip
         from espalier.server.access import Access
         from espalier.server.app import App
         from espalier.server.base import Base
@@ -106,17 +106,17 @@ class Local:
         from espalier.server.service import Service
         from espalier.server.store import Store
 
-        self.store, self.key_stores = Store(state), []
-        self.base = Base("tiny", folder, {"dtype": "float64", "threads": 1, **options}, self.store, max_adapters,
+        self.store, self.key_stores, self.keeps_clients = Store(state), [], False
+        self.base = Base(name, folder, {"dtype": "float64", "threads": 1, **options}, self.store, max_adapters,
                          joins_clients=joins_clients)  # fmt: skip
-        self.service = Service({"tiny": self.base}, self.store, full_models)
+        self.service = Service({name: self.base}, self.store, full_models)
         self.app = App(self.service)
         doors = [self.app.door(api_key)]
         for name, key in (keys or {}).items():
             store = Store(self.store.folder / "keys" / name)
             doors.append(App(self.service.for_key(name, store)).door(key))
             self.key_stores.append(store)
-        self._server = BoundedServer(Access(doors, ()), connections, port=0, log_config=None)
+        self._server = BoundedServer(Access(doors, ()), connections, port=port, log_config=None)
         self._thread = threading.Thread(target=self._server.run, daemon=True)
 
     def __enter__(self):
@@ -131,7 +131,8 @@ class Local:
 
     def __exit__(self, *error):
         self.http.close()
-        close_clients(self.address)
+        if not self.keeps_clients:
+            close_clients(self.address)
         self._server.should_exit = True
         self._thread.join()
         for store in (self.store, *self.key_stores):
@@ -140,6 +141,11 @@ class Local:
     def on_loop(self, work):
         """The result of a coroutine on the thread of the event loop."""
         return asyncio.run_coroutine_threadsafe(work, self.base._work.get_loop()).result()
+
+    def stop_in_order(self, seconds=60):
+        """As SIGTERM does: what the next server needs is kept, and its clients go on."""
+        self.on_loop(self.service.stop(seconds, keeps=True))
+        self.keeps_clients = True
 
     @contextmanager
     def held(self):

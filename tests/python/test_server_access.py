@@ -2,7 +2,10 @@
 """Who may come in to `espalier serve`: keys, pages of a browser, addresses, URLs that are signed. No model is needed for that."""
 
 import asyncio
+import os
 import socket
+import subprocess
+import sys
 from urllib.parse import urlsplit
 
 import httpx
@@ -16,6 +19,7 @@ from starlette.requests import Request
 from starlette.responses import FileResponse, JSONResponse
 from starlette.routing import Route
 
+from conftest import REPOSITORY
 from espalier.errors import InputError, UsageError
 from espalier.server import access, arguments, bodies, command, requests, signing
 from espalier.server.access import Access, Door
@@ -255,3 +259,22 @@ def test_a_server_that_cannot_begin_says_why_in_one_line(tmp_path, monkeypatch, 
             assert command.main(["--model", str(tmp_path), "--state", str(tmp_path / "state"), *flags]) == status
             said = capsys.readouterr().err
             assert words in said and said.count("\n") == 1 and not (tmp_path / "state").exists()
+
+
+def test_a_server_listens_before_it_loads_anything(tmp_path):
+    """Else clients are refused, and come back half a minute later."""
+    (tmp_path / "config.json").write_text("{}")
+    program = """if True:
+        import sys
+        from espalier.server import command
+
+        def listen(host, port, has_key):
+            print([name for name in ("torch", "uvicorn", "espalier.engine") if name in sys.modules], flush=True)
+            raise SystemExit(0)
+
+        command.listen = listen
+        command.main(sys.argv[1:])
+    """
+    done = subprocess.run([sys.executable, "-c", program, "--model", str(tmp_path)], capture_output=True, text=True,
+                          env={**os.environ, "PYTHONPATH": str(REPOSITORY / "python")})  # fmt: skip
+    assert done.stdout == "[]\n", done.stderr

@@ -26,6 +26,7 @@ from .errors import Refused
 from .futures import Failure, Future
 from .openai import OpenAI
 from .openai_errors import PREFIXES, error_response
+from .restart import bring_back
 from .service import Service
 from .search import search
 from .signing import Signer
@@ -143,6 +144,8 @@ class App:
 
     @contextlib.asynccontextmanager
     async def _lifespan(self, app: Starlette) -> AsyncIterator[None]:
+        for service in self.service.services:
+            await bring_back(service)
         self.service.start()
         watches = [asyncio.get_running_loop().create_task(service.watch_sessions()) for service in self.service.services]
         try:
@@ -315,7 +318,9 @@ class App:
         return JSONResponse({"type": "create_sampling_session", "sampling_session_id": sampler})
 
     async def _join_sampling_session(self, request: Request) -> Response:
-        sampler = self.service.sampler((await read_json(request, requests.OfSamplingSession)).sampling_session_id)
+        asked = await read_json(request, requests.OfSamplingSession)
+        self.service.check_open()
+        sampler = self.service.sampler(asked.sampling_session_id)
         sampler.clients += 1
         return JSONResponse({"type": "join_sampling_session", "client_counter": sampler.clients})
 

@@ -27,7 +27,8 @@ examples:
 
 Without --host only this machine can connect, and whoever can connect can use the
 server, unless --api-key or ESPALIER_API_KEY sets a key. Another --host needs one.
-Ctrl-C or SIGTERM ends it after what runs; checkpoints that were saved stay.
+Ctrl-C or SIGTERM ends it after what runs. Checkpoints stay, and a server that is
+started again with the same models and --state goes on with its clients.
 
 exit codes: 0 ended by a signal, 1 bad input, 2 wrong arguments.
 """

@@ -17,6 +17,7 @@ import safetensors
 from ..adapter import Adapter
 from ..engine import Engine
 from ..errors import InputError
+from .fingerprint import fingerprint
 from .store import Store, check_files
 from .worker import LoraSettings, TrainingWorker, Weights
 
@@ -47,6 +48,7 @@ class Base(TrainingWorker):
                  max_adapters: int, *, joins_clients: bool = False) -> None:  # fmt: skip
         super().__init__(name, Path(folder).absolute(), options, store)
         self.engine = Engine(self.folder, adapters=True, **options)
+        self.fingerprint = fingerprint(self.folder, str(options.get("dtype")))  # now, as files may be replaced later
         self.joins_clients = joins_clients
         self.groups = self._groups()
         self._max_adapters = max_adapters
@@ -122,6 +124,18 @@ class Base(TrainingWorker):
                 weights.forget_folder()
         self.engine.use(self._kept(weights).adapter)
 
+    def trained(self) -> list[Weights]:
+        return list(self._resident.values())
+
+    def write(self, weights: Weights, folder: Path) -> None:
+        if weights.folder is not None:
+            super().write(weights, folder)
+            return
+        if weights.adapter is None:
+            raise InputError("expected an adapter that still exists, received one that was unloaded or whose session ended")
+        self.engine.use(weights.adapter)
+        self.engine.save(folder)
+
     def drop(self, weights: Weights) -> None:
         self._resident.pop(id(weights), None)
         self.engine.use(None)
@@ -153,8 +167,7 @@ class Base(TrainingWorker):
         if weights.folder is None:
             folder = self.store.parked()
             try:
-                self.engine.use(weights.adapter)
-                self.engine.save(folder)
+                self.write(weights, folder)
             except Exception as error:
                 if weights.park_after == 0:
                     logger.warning("%s: an adapter stays in memory, it cannot be written: %s", self.name, error)

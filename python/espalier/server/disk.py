@@ -81,14 +81,14 @@ def write_json(path: Path, value: object) -> None:
     sync(path.parent)
 
 
-def read_record(path: Path) -> bytes:
-    """The content of a JSON file. Raises OSError where it is no plain file, or too large."""
+def read_record(path: Path, limit: int = _RECORD_BYTES) -> bytes:
+    """The content of a file, by default of JSON. Raises OSError where it is no plain file, or too large."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     with open(descriptor, "rb") as file:
         about = os.fstat(descriptor)
-        if not stat.S_ISREG(about.st_mode) or about.st_size > _RECORD_BYTES:
-            raise OSError(errno.EINVAL, f"expected a file of at most {_RECORD_BYTES} bytes", str(path))
-        return file.read(_RECORD_BYTES)
+        if not stat.S_ISREG(about.st_mode) or about.st_size > limit:
+            raise OSError(errno.EINVAL, f"expected a file of at most {limit} bytes", str(path))
+        return file.read(limit)
 
 
 def entries(folder: Path) -> list[os.DirEntry[str]]:

@@ -75,6 +75,12 @@ class FullWeights(TrainingWorker):
     def drop(self, weights: Weights) -> None:
         del self.engine
 
+    def trained(self) -> list[Weights]:
+        return [self.weights]
+
+    def write(self, weights: Weights, folder: Path) -> None:
+        self.save(weights, folder, optimizer=True)
+
     def snapshot(self, weights: Weights) -> Weights:
         folder = self.store.parked()
         self.save(weights, folder, optimizer=False)
@@ -87,5 +93,5 @@ class FullWeights(TrainingWorker):
 
     def replaced(self, before: Weights, folder: Path, *, optimizer: bool) -> Weights:
         self.engine.load(folder, optimizer=optimizer)
-        before.has_gradients = False
+        before.has_gradients, before.passes = False, []
         return before

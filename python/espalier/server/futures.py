@@ -4,6 +4,7 @@
 import asyncio
 import time
 from collections import Counter, OrderedDict
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,6 +15,7 @@ KEPT_SECONDS = 3600.0     # after a result is there
 KEPT_BYTES = 1 << 30      # of all results; the oldest go first
 PENDING_REQUESTS = 16384  # that wait for a result, of all clients
 PENDING_BYTES = 4 << 30   # of their bodies
+RESULT_BYTES = 1024       # that a result takes besides its content
 
 
 @dataclass
@@ -144,10 +146,35 @@ class Futures:
         """Takes no more requests."""
         self.is_closed = True
 
-    def fail_pending(self, failure: Failure) -> None:
-        """What has no result yet gets this one. Samples of it end with their next token."""
-        for future in list(self._pending.values()):
+    def fail_pending(self, failure: Failure, but: Collection[str] = ()) -> list[str]:
+        """What has no result yet gets this one, besides some requests. Samples of it end with their next token. Returns the ids
+        of what failed."""
+        failed = [future for future in self._pending.values() if future.request_id not in but]
+        for future in failed:
             self.finish(future, failure)
+        return [future.request_id for future in failed]
+
+    def pending_ids(self) -> list[str]:
+        """The ids of requests without a result."""
+        return list(self._pending)
+
+    def newest(self, prefix: str, limit: int) -> list[Future]:
+        """Requests with results whose ids begin with a text, the oldest first: as many of the newest ones as have at most so many
+        bytes."""
+        found: list[Future] = []
+        for future in reversed(self._done.values()):
+            if future.request_id.startswith(prefix):
+                limit -= future.size + RESULT_BYTES
+                if limit < 0:
+                    break
+                found.append(future)
+        return found[::-1]
+
+    def restore(self, future: Future) -> None:
+        """A result from before the server was started."""
+        self._done[future.request_id] = future
+        self._bytes += future.size
+        future.news.set()
 
     def release(self) -> None:
         """Ends the waiting for what still has no result."""

@@ -31,13 +31,13 @@ def utc(text: str) -> str:
 Time = Annotated[str, AfterValidator(utc)]
 
 
-class _Record(BaseModel):
+class Record(BaseModel):
     """A JSON file of the state folder. Those of other versions may have more fields."""
 
     model_config = ConfigDict(extra="ignore", strict=True, frozen=True)
 
 
-class LoraRecord(_Record):
+class LoraRecord(Record):
     rank: int = Field(ge=0)
     seed: int = 0
     train_mlp: bool = True
@@ -45,7 +45,7 @@ class LoraRecord(_Record):
     train_unembed: bool = True
 
 
-class RunRecord(_Record):
+class RunRecord(Record):
     """run.json."""
 
     training_run_id: str
@@ -55,7 +55,7 @@ class RunRecord(_Record):
     user_metadata: dict[str, str] | None = None
 
 
-class CheckpointRecord(_Record):
+class CheckpointRecord(Record):
     """about.json. `name` tells a server that starts which name a whole checkpoint was about to get."""
 
     time: Time

@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from .data import Datum
 from .errors import Refused
@@ -108,8 +109,22 @@ class RequestLoss:
                 raise Refused(f"loss_fn_config: expected for {name} numbers for {', '.join(loss.options) or 'no option'}, "
                               f"received {option[:100]}={repr(value)[:100]}")  # fmt: skip
             self._options[option] = value
+        self.name = name
         self._loss = loss
         self._given = [self._inputs(name, datum, number, recorded) for number, datum in enumerate(data)]
+
+    def record(self) -> "tuple[dict[str, float], list[dict[str, NDArray[np.float64]]]]":
+        """Options, and of each datum what the loss reads, from which `restored` makes it again."""
+        return dict(self._options), [{name: values.numpy() for name, values in given.items()} for given in self._given]
+
+    @classmethod
+    def restored(cls, name: str, options: Config, inputs: "list[dict[str, NDArray[np.float64]]]") -> "RequestLoss":
+        """That of a record. Raises Refused where the name or an option does not fit."""
+        import torch
+
+        loss = cls(name, options, [], lambda sequence_id: None)
+        loss._given = [{each: torch.from_numpy(values) for each, values in given.items()} for given in inputs]
+        return loss
 
     def _inputs(self, name: str, datum: Datum, number: int, recorded: Record) -> "dict[str, Tensor]":
         import torch

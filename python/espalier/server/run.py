@@ -14,7 +14,7 @@ from .access import Access
 from .app import App
 from .base import Base
 from .connections import BoundedServer, LogLimit, connection_limit
-from .listening import listen, url_of
+from .listening import url_of
 from .service import Service
 from .stopping import EndOnSignals
 from .store import Store
@@ -36,7 +36,7 @@ class _Server(BoundedServer):
             say(f"espalier serve: {', '.join(self._service.bases)} on {url_of(sockets[0])}")
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        await self._service.stop(self._stop_seconds)  # while clients still wait for the results of what runs
+        await self._service.stop(self._stop_seconds, keeps=True)  # while clients still wait for the results of what runs
         await super().shutdown(sockets)
 
     @contextlib.contextmanager
@@ -68,11 +68,10 @@ def _services(service: Service, keys: Mapping[str, str], stack: contextlib.ExitS
             yield key, service.for_key(name, store)
 
 
-def serve(arguments: argparse.Namespace) -> None:
-    """Raises InputError. arguments: of parse_arguments."""
+def serve(arguments: argparse.Namespace, listener: socket.socket) -> None:
+    """Raises InputError. arguments: of parse_arguments; listener: where clients connect."""
     os.umask(0o077)  # checkpoints are for the user of the server alone
     with contextlib.ExitStack() as stack:
-        listener = stack.enter_context(listen(arguments.host, arguments.port, has_key=bool(arguments.api_keys)))
         store = stack.enter_context(contextlib.closing(Store(arguments.state)))
         bases = {name: Base(name, folder, _engine_options(arguments), store, arguments.max_adapters,
                             joins_clients=arguments.join_clients)

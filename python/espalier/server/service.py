@@ -2,6 +2,7 @@
 """What the routes do: sessions, models, samplers and checkpoints of one server. Runs on the thread of the event loop."""
 
 import asyncio
+import contextlib
 import copy
 import logging
 import secrets
@@ -12,11 +13,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from . import requests, sampling, training
+from . import ending, requests, sampling, training
 from .base import Base, Counter
 from .data import check_cells, datum_of
 from .errors import Refused
-from .futures import Failure, Future, Futures, failure_of
+from .futures import Future, Futures, failure_of
 from .losses import RequestLoss
 from .full_weights import FullWeights, Snapshots
 from .sample_requests import SampleRequests
@@ -35,7 +36,6 @@ MAX_SNAPSHOTS = 256        # of adapters, of a session; the one longest unused g
 MAX_SAMPLERS = 256         # of other samplers, of a session: of bases, and inflight ones; likewise
 MAX_FULL_SNAPSHOTS = 8     # of whole weights, likewise: each takes the disk of a model
 MAX_DATA = 4096            # of a request
-STOP_SECONDS = 3.0         # for what fails as the server stops, such as samples, to end
 
 
 @dataclass(frozen=True)
@@ -69,6 +69,7 @@ class Service:
         self.services = [self]  # with those of other keys
         self._max_full_models = max_full_models
         self._full_models: set[str] = set()  # their ids, from the request for them on
+        self.beside: set[asyncio.Task[None]] = set()  # work of `_begin`, of all keys
         self._snapshots = {name: Snapshots(base) for name, base in self.bases.items()}
         self.texts = {name: ModelTexts(name, base.folder) for name, base in self.bases.items()}
         self._samplers: dict[Worker, sampling.Samplers] = {}
@@ -109,12 +110,18 @@ class Service:
     # Sessions.
 
     def create_session(self, request: requests.CreateSession) -> Session:
-        """Raises Refused where there are too many."""
+        """Raises Refused where there are too many, or the server stops."""
+        self.check_open()
         if len(self.sessions) >= MAX_SESSIONS:
             raise Refused(f"expected at most {MAX_SESSIONS} sessions, received one more", 429)
         session = Session(f"{self.prefix}{secrets.token_hex(8)}", request.display_name)
         self.sessions[session.session_id] = session
         return session
+
+    def check_open(self) -> None:
+        """Raises Refused (429) where the server stops: clients then try again, and find what comes after it."""
+        if self.futures.is_closed:
+            raise Refused("the server stops", 429)
 
     def session(self, session_id: str) -> Session:
         """Raises Refused (410) where it has ended: clients then stop their heartbeat."""
@@ -155,22 +162,19 @@ class Service:
             for model in session.models.values():
                 model.fail_stalled()
 
-    async def stop(self, seconds: float | None = None) -> None:
-        """Takes no more requests, and waits so many seconds for those that run; the rest fail. None: as long as it takes. Later
-        calls do nothing."""
-        if self.futures.is_closed:
-            return
-        self.futures.close()
+    async def stop(self, seconds: float | None = None, *, keeps: bool = False) -> None:
+        """Takes no more requests, and waits so many seconds for those that run; then these fail. None: as long as it takes. Later
+        calls do nothing. keeps: what the next start brings back is written, with requests that have not begun."""
+        await ending.end(self, seconds, keeps=keeps)
+
+    def models(self) -> list[training.Model]:
+        """Those of all keys."""
         sessions = [session for service in self.services for session in service.sessions.values()]
-        models = [model for session in sessions for model in session.models.values()]
-        workers = {model.worker: None for model in models} | dict.fromkeys(self._samplers)
-        stopping = asyncio.gather(*(worker.stop() for worker in workers))
-        if not (await asyncio.wait({stopping}, timeout=seconds))[0]:
-            why = f"the server stops, and this request was not done within {seconds:g} s; send it again once the server is back"
-            self.futures.fail_pending(Failure(why))
-            self.cancel("")  # of all that nobody waits for any more, samplers let go
-            await asyncio.wait({stopping}, timeout=STOP_SECONDS)
-        self.futures.release()
+        return [model for session in sessions for model in session.models.values()]
+
+    def workers(self) -> list[Worker]:
+        """Those of all models."""
+        return list({model.worker: None for model in self.models()} | dict.fromkeys(self._samplers))
 
     # Models.
 
@@ -202,9 +206,8 @@ class Service:
         if new.model_id in session.models or len(session.models) >= MAX_MODELS:
             raise Refused(f"model_seq_id: expected a new number, and at most {MAX_MODELS} models of a session, received "
                           f"{new.request.model_seq_id}")  # fmt: skip
-        if new.lora.rank == 0 and len(self._full_models) >= self._max_full_models:
-            raise Refused(f"lora_config: expected at most {self._max_full_models} models with whole weights (--full-models), "
-                          "received one more")  # fmt: skip
+        if new.lora.rank == 0:
+            self._check_full_models()
         future = self.futures.create(request_id, model_id=new.model_id)  # may refuse
         if new.lora.rank == 0:
             self._full_models.add(new.model_id)
@@ -237,9 +240,8 @@ class Service:
                 return base.load(folder, new.lora, optimizer=new.optimizer)
 
         def make_full() -> FullWeights:
-            if new.checkpoint is None:
-                return FullWeights(base, new.lora, self._snapshots[base.name])
-            with self.store.reading(new.checkpoint, optimizer=new.optimizer) as folder:
+            reading = None if new.checkpoint is None else self.store.reading(new.checkpoint, optimizer=new.optimizer)
+            with reading or contextlib.nullcontext() as folder:
                 return FullWeights(base, new.lora, self._snapshots[base.name], folder, optimizer=new.optimizer)
 
         if new.lora.rank > 0:
@@ -251,6 +253,22 @@ class Service:
             raise
         full.start()
         return full, full.weights
+
+    def new_full_weights(self, model_id: str, base: Base, lora: LoraSettings, folder: Path) -> FullWeights:
+        """Of a model that comes back, as they lie in a folder. Raises InputError, Refused where there are too many."""
+        self._check_full_models()
+        full = FullWeights(base, lora, self._snapshots[base.name], folder, optimizer=True)
+        self._full_models.add(model_id)
+        return full
+
+    def snapshot_worker(self, base: Base, lora: LoraSettings) -> Worker:
+        """What samples snapshots."""
+        return base if lora.rank > 0 else self._snapshots[base.name]
+
+    def _check_full_models(self) -> None:
+        if len(self._full_models) >= self._max_full_models:
+            raise Refused(f"lora_config: expected at most {self._max_full_models} models with whole weights (--full-models), "
+                          "received one more")  # fmt: skip
 
     async def _drop(self, model: training.Model) -> None:
         """After its last job."""
@@ -274,11 +292,14 @@ class Service:
             except Exception as error:
                 self.futures.finish(future, failure_of(error))
 
-        start(ending())
+        task = start(ending())
+        self.beside.add(task)
+        task.add_done_callback(self.beside.discard)
         return future
 
-    def _submit(self, model_id: str, seq_id: int, make: Callable[[training.Model], training.Work | training.Passes]) -> Future:
-        """An operation of a model. A repeated seq_id gets the future of the first.
+    def _submit(self, model_id: str, seq_id: int, make: Callable[[training.Model], training.Work | training.Passes],
+                request: requests.Request | str = "") -> Future:  # fmt: skip
+        """An operation of a model. A repeated seq_id gets the future of the first. request: as of training.Operation.
 
         Where `make` cannot read the request, it fails in its turn: a number that is left out would stop all later ones.
         """
@@ -291,8 +312,8 @@ class Service:
         try:
             work = make(model)
         except Exception as error:
-            work = _failing(error)
-        model.submit(seq_id, training.Operation(future, work))
+            work, request = _failing(error), str(error)
+        model.submit(seq_id, training.Operation(future, work, request))
         return future
 
     def check_room(self, body_bytes: int, model_id: str | None, seq_id: int | None) -> None:
@@ -302,7 +323,7 @@ class Service:
 
     def refuse(self, model_id: str, seq_id: int, error: Exception) -> Future:
         """A request that cannot be read, in its turn."""
-        return self._submit(model_id, seq_id, lambda model: _failing(error))
+        return self._submit(model_id, seq_id, lambda model: _failing(error), str(error))
 
     async def forward_backward(self, message: Any, body_bytes: int) -> Future:
         """A ForwardBackwardRequest that came in so many bytes. A large one is read beside the event loop."""
@@ -337,12 +358,16 @@ class Service:
         except Exception as error:
             return self.refuse(message.model_id, message.seq_id, error)
         self.check_room(passes.nbytes, message.model_id, message.seq_id)
-        future = self._submit(message.model_id, message.seq_id, lambda model: passes)
+        return self.submit_passes(message.model_id, message.seq_id, passes, body_bytes)
+
+    def submit_passes(self, model_id: str, seq_id: int, passes: training.Passes, body_bytes: int = 0) -> Future:
+        """Passes that are read."""
+        future = self._submit(model_id, seq_id, lambda model: passes)
         self.futures.add_body(future, max(body_bytes, passes.nbytes))
         return future
 
     def optim_step(self, request: requests.OptimStep) -> Future:
-        return self._submit(request.model_id, request.seq_id, lambda model: training.optim_step(request.optim_params))
+        return self._submit(request.model_id, request.seq_id, lambda model: training.optim_step(request.optim_params), request)
 
     def unload_model(self, model_id: str) -> Future:
         """Forgets a model; its checkpoints stay."""
@@ -371,7 +396,7 @@ class Service:
             return {"type": {"weights": "save_weights", "sampler_weights": "save_weights_for_sampler"}.get(
                 kind, "save_weights_external"), "path": str(path)}  # fmt: skip
 
-        return self._submit(request.model_id, request.seq_id, lambda model: work)
+        return self._submit(request.model_id, request.seq_id, lambda model: work, request)
 
     def save_external(self, request: requests.SaveExternal) -> Future:
         """A folder of PEFT for use elsewhere."""
@@ -394,7 +419,7 @@ class Service:
                 before, model.published = model.published, copy
                 if before is not None:
                     before.worker.drop(before)
-                sampler = Sampler(sampler_id, session, copy.worker, lambda: model.published)
+                sampler = Sampler(sampler_id, session, copy.worker, lambda: model.published, model=model)
             else:
                 sampler = Sampler(sampler_id, session, copy.worker, lambda: copy, owned=copy)
             replaced = session.samplers.pop(sampler_id, None)
@@ -403,7 +428,7 @@ class Service:
                 replaced.worker.do_later(replaced.drop)
             return {"type": "save_weights_for_sampler", "sampling_session_id": sampler_id}
 
-        return self._submit(request.model_id, request.seq_id, lambda model: work)
+        return self._submit(request.model_id, request.seq_id, lambda model: work, request)
 
     def _checkpoint(self, text: str) -> tuple[CheckpointPath, Base, LoraSettings]:
         path = CheckpointPath.parse(text)
@@ -429,7 +454,7 @@ class Service:
                 model.weights = model.worker.replaced(model.weights, folder, optimizer=request.optimizer)
             return {"type": "load_weights", "path": str(path), "model_id": model.model_id}
 
-        return self._submit(request.model_id, request.seq_id or 0, lambda model: work)
+        return self._submit(request.model_id, request.seq_id or 0, lambda model: work, request)
 
     async def copy_weights(self, request: requests.CopyWeights) -> str:
         """A copy of a checkpoint under a new run. Returns its path."""
@@ -447,6 +472,7 @@ class Service:
 
     async def create_sampling_session(self, request: requests.CreateSamplingSession) -> str:
         """Of a checkpoint, or of a base."""
+        self.check_open()
         session = self.session(request.session_id)
         sampler_id = f"{session.session_id}:sample:{request.sampling_session_seq_id}"
         if sampler_id in session.samplers:

@@ -6,6 +6,7 @@ import collections
 import itertools
 import threading
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -37,9 +38,9 @@ class Session:
 class Completions:
     """What `retrieve_futures` tells one client of a sampler, in order. What it has seen is forgotten."""
 
-    def __init__(self) -> None:
-        self._kept: collections.deque[dict[str, Any]] = collections.deque(maxlen=PENDING_REQUESTS)
-        self.count = 0
+    def __init__(self, count: int = 0, kept: Iterable[dict[str, Any]] = ()) -> None:
+        self._kept: collections.deque[dict[str, Any]] = collections.deque(kept, maxlen=PENDING_REQUESTS)
+        self.count = count
 
     def add(self, told: dict[str, Any]) -> None:
         self._kept.append(told)
@@ -61,6 +62,7 @@ class Sampler:
     weights: sampling.CurrentWeights
     model_path: str | None = None
     owned: Weights | None = None  # go with the sampler
+    model: training.Model | None = None  # of an inflight one: whose newest weights it samples
     clients: int = 0
     completions: dict[int, Completions] = field(default_factory=dict)  # by client
     news: asyncio.Event = field(default_factory=asyncio.Event)
@@ -93,6 +95,19 @@ class Records:
                 if self._kept[first].used >= oldest and self._bytes <= RECORDED_BYTES:
                     return
                 self._bytes -= self._kept.pop(first).nbytes
+
+    def newest(self, prefix: str, limit: int) -> list[tuple[str, NDArray[np.float32], NDArray[np.int64]]]:
+        """Of requests whose ids begin with a text, the oldest first: id, log-probabilities and ends of the sequences; as many of
+        the newest ones as have at most so many bytes."""
+        found: list[tuple[str, NDArray[np.float32], NDArray[np.int64]]] = []
+        with self._lock:
+            for request_id, record in reversed(self._kept.items()):
+                if request_id.startswith(prefix):
+                    limit -= record.nbytes
+                    if limit < 0:
+                        break
+                    found.append((request_id, record.logprobs, record.ends))
+        return found[::-1]
 
     def get(self, sequence_id: str) -> NDArray[np.float32] | None:
         """None where there is none. Training on a sequence keeps those of its request for another day."""

@@ -9,6 +9,8 @@
     STATE/runs/RUN/KIND/.old-NAME         what NAME replaces, until NAME is there; a server that starts puts it back
     STATE/runs/RUN/KIND/.gone-*           what was deleted or has expired
     STATE/parked-weights/                 weights in no use at the moment; emptied when a server starts
+    STATE/planned-restart/                what a server that stopped in order left for the next one (restart.py)
+    STATE/planned-restart.new/            the same while it is written, or removed; nothing reads it
     STATE/keys/NAME/                      the same for clients with a key of their own
 
 KIND is weights, sampler_weights or external_weights. RUN and NAME have letters, digits and few signs, so that no path from
@@ -40,6 +42,7 @@ __all__ = ["CheckpointPath", "Store", "check_files", "now"]
 _ADAPTER = "adapter"
 _PARKED, _MARKER = "parked-weights", ".espalier"
 _KEYS = "keys"  # has the folders of clients with keys of their own
+_RESTART, _NEW_RESTART = "planned-restart", "planned-restart.new"
 _PARKED_NAME = re.compile("[0-9a-f]{16}")
 EMPTY_RUN_SECONDS = 7 * 86400  # that a run without checkpoints is kept after its model has gone
 EMPTY_RUNS = 1000              # of them; the oldest go first
@@ -94,15 +97,17 @@ class Store:
 
     def _open(self) -> None:
         disk.make_folder(self.folder)
-        for path in (self.folder / "lock", self._runs, self._parked, self.folder / _KEYS):
+        names = {"lock", "runs", _KEYS, _PARKED, _RESTART, _NEW_RESTART}
+        for path in (self.folder / name for name in sorted(names)):
             if path.is_symlink():
                 raise InputError(f"{path}: expected no link, received one, which is not followed: remove it, or name another "
                                  "folder with --state")  # fmt: skip
         self._lock()
-        if set(os.listdir(self.folder)) <= {"lock", "runs", _KEYS, _PARKED}:  # else it has things for others, too
+        if set(os.listdir(self.folder)) <= names:  # else it has things for others, too
             with contextlib.suppress(PermissionError):  # the folder of another user
                 self.folder.chmod(0o700)
         disk.make_folder(self._runs)
+        disk.remove_tree(self.folder / _NEW_RESTART)
         self._empty_parked()
 
     def _empty_parked(self) -> None:
@@ -141,13 +146,43 @@ class Store:
         """A new place for weights that are in no use."""
         return self._parked / secrets.token_hex(8)
 
+    # Planned restarts.
+
+    @contextlib.contextmanager
+    def writing_restart(self) -> Iterator[Path]:
+        """A folder to write what the next start reads. Afterwards it is whole and durable; after an error there is none."""
+        new = self.folder / _NEW_RESTART
+        disk.remove_tree(new)
+        try:
+            disk.make_folder(new)
+            yield new
+            disk.sync_tree(new)
+            new.rename(self.folder / _RESTART)
+            disk.sync(self.folder)
+        except BaseException:
+            self.remove_restart()
+            disk.remove_tree(new)
+            raise
+
+    def restart_folder(self) -> Path | None:
+        """What the last server left; None where it left nothing."""
+        folder = self.folder / _RESTART
+        return folder if disk.is_folder(folder) else None
+
+    def remove_restart(self) -> None:
+        """Removes that. No later start finds it once this method has returned."""
+        with contextlib.suppress(FileNotFoundError):
+            (self.folder / _RESTART).rename(self.folder / _NEW_RESTART)
+            disk.sync(self.folder)
+        disk.remove_tree(self.folder / _NEW_RESTART)
+
+    # Training runs.
+
     def _run_folder(self, run: str) -> Path:
         return self._runs / folder_name(run)
 
     def _folder(self, path: CheckpointPath) -> Path:
         return self._run_folder(path.run) / path.kind / path.name
-
-    # Training runs.
 
     def add_run(self, run: str, about: dict[str, Any]) -> None:
         """Writes what a run is. Raises Refused (507) where the disk is full."""

@@ -8,8 +8,9 @@ from typing import Any
 _tasks: set[asyncio.Task[Any]] = set()
 
 
-def start(work: Coroutine[Any, Any, Any]) -> None:
+def start(work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
     """Runs a coroutine beside; the loop itself would forget it."""
     task = asyncio.get_running_loop().create_task(work)
     _tasks.add(task)
     task.add_done_callback(_tasks.discard)
+    return task

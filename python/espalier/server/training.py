@@ -23,21 +23,24 @@ from .data import Datum, Rows, output_of
 from .errors import Refused
 from .futures import Failure, Future, Futures
 from .losses import RequestLoss
-from .requests import Adam
+from .requests import Adam, Request
 from .worker import Job, LoraSettings, TrainingWorker, Weights
 
 WINDOW_SECONDS = 0.01
 GAP_SECONDS = 300.0    # that operations wait for an earlier one
 MAX_OPERATIONS = 4096  # of a model that wait
 JOINED_TOKENS = 1024   # of the models that are joined, at most: more gain nothing (bench/training_adapters.py)
+PASSES_BYTES = 1 << 30  # of the passes whose gradients no step has used, of a worker
 
 
 @dataclass
 class Operation:
-    """A request to a model. Its `work` runs on the thread of the worker, and returns the result."""
+    """A request to a model. Its `work` runs on the thread of the worker, and returns the result. request: what a planned restart
+    submits again where `work` is no Passes; a text: why it fails."""
 
     future: Future
     work: "Work | Passes"
+    request: Request | str = ""
     result: bytes | dict[str, Any] | None = None
 
     @property
@@ -69,7 +72,8 @@ class Model:
     clients = 1
     has_begun = False  # a job is all of what it does
 
-    def __init__(self, model_id: str, worker: TrainingWorker, weights: Weights, futures: Futures, counter: Counter) -> None:
+    def __init__(self, model_id: str, worker: TrainingWorker, weights: Weights, futures: Futures, counter: Counter,
+                 first: int = 1) -> None:  # fmt: skip
         self.model_id = model_id
         self.worker = worker
         self.weights = weights
@@ -77,7 +81,7 @@ class Model:
         self._futures = futures
         self._counter = counter
         self._waiting: dict[int, Operation] = {}
-        self._next = 1
+        self._next = first
         self._last_arrival = 0.0
         self._timer: asyncio.TimerHandle | None = None
 
@@ -101,6 +105,16 @@ class Model:
         self._waiting[seq_id] = operation
         self._last_arrival = time.monotonic()
         self.worker.wake()
+
+    @property
+    def next_seq_id(self) -> int:
+        """The number of the request that is done next."""
+        return self._next
+
+    @property
+    def waiting(self) -> dict[int, Operation]:
+        """What has not begun, by its number, in order."""
+        return dict(sorted(self._waiting.items()))
 
     def fail_all(self, message: str) -> None:
         """Ends what waits."""
@@ -180,10 +194,28 @@ class _Job:
 
     def run(self) -> None:
         first = self.operations[0]
+        if self.model.weights.lacks_gradients:
+            self._repeat_passes()
         if isinstance(first.work, Passes):
             _run_passes([self])
         else:
             first.result = first.work(self.model)
+
+    def _repeat_passes(self) -> None:
+        """Computes the gradients of the model again, which no file keeps. Raises Refused, once, where they cannot be."""
+        weights = self.model.weights
+        forests, weights.passes, weights.lacks_gradients = weights.passes, [], False
+        again = "send forward_backward again for what no optim_step has used"
+        if forests is None:
+            weights.has_gradients = False
+            raise Refused(f"the server was started again, and could not keep the gradients of this model: {again}")
+        try:
+            for passes in forests:
+                _run_passes([_Job(self.model, [Operation(Future(""), each) for each in passes], self._futures, Counter())])
+        except Exception as error:
+            weights.has_gradients, weights.passes = False, []
+            raise Refused("the server was started again, and the gradients of this model could not be computed again "
+                          f"({error}): {again}") from error  # fmt: skip
 
     def finish(self) -> None:
         for operation in self.operations:
@@ -227,14 +259,24 @@ class _JoinedJobs:
 
 def _run_passes(jobs: list[_Job]) -> None:
     """Forward, or forward and backward, of one model or of several adapters."""
+    passes = [each for job in jobs for each in job.passes]
+    has_backward = not passes[0].forward_only
+    before = [job.model.weights.passes for job in jobs]
     for job in jobs:
         weights = job.model.weights
         job.model.worker.use(weights)
-        weights.has_gradients |= not job.passes[0].forward_only  # so it stays in memory
-    passes = [each for job in jobs for each in job.passes]
+        weights.has_gradients |= has_backward  # so it stays in memory
     rows = Rows([datum for each in passes for datum in each.data])
-    run = _forward if passes[0].forward_only else _forward_backward
-    logprobs, losses, encoded = run(jobs, rows, passes)
+    try:
+        logprobs, losses, encoded = (_forward_backward if has_backward else _forward)(jobs, rows, passes)
+    except Exception:
+        for job, forests in zip(jobs, before):
+            if has_backward and forests != []:
+                job.model.weights.passes = None  # those before may be there, or cleared
+        raise
+    if has_backward:
+        for job, forests in zip(jobs, before):
+            _remember_passes(job, forests)
     begin = number = 0
     for job in jobs:
         # The client adds up metrics of the requests of a batch, so the first one has the tokens of all.
@@ -246,6 +288,15 @@ def _run_passes(jobs: list[_Job]) -> None:
             operation.result = output_of(logprobs[begin:end], {
                 "loss:sum": losses[number], **{f"espalier/{name}:sum": count for name, count in counts.items()}})  # fmt: skip
             begin, number, first_encoded = end, number + 1, 0.0
+
+
+def _remember_passes(job: _Job, forests: list[list[Passes]] | None) -> None:
+    """Keeps what made the gradients of a model, unless its worker has too much of that. forests: those before."""
+    weights, made = job.model.weights, [*(forests or ()), job.passes]
+    weights.passes = None
+    kept = [made, *(each.passes or () for each in job.model.worker.trained())]
+    if forests is not None and sum(each.nbytes for forests in kept for passes in forests for each in passes) <= PASSES_BYTES:
+        weights.passes = made
 
 
 def _losses(rows: Rows, passes: list[Passes], logprobs: list[Any]) -> list[Any]:
@@ -294,7 +345,7 @@ def optim_step(adam: Adam) -> Work:
         done = model.worker.engine.optim_step(
             adam.learning_rate, beta1=adam.beta1, beta2=adam.beta2, eps=adam.eps, weight_decay=adam.weight_decay,
             max_grad_norm=adam.grad_clip_norm)  # fmt: skip
-        model.weights.has_gradients = False
+        model.weights.has_gradients, model.weights.passes = False, []
         return {"metrics": {name: float(value) for name, value in done.items()}}
 
     return work

@@ -8,13 +8,15 @@ import logging
 import shutil
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
 from ..engine import Engine
+from ..errors import InputError
+from . import disk
 from .futures import Failure, failure_of
 from .store import Store
 
@@ -42,6 +44,8 @@ class Weights:
     folder: Path | None = None   # of a file that is true, or to be read
     is_snapshot: bool = False    # never trained, so its file stays true
     has_gradients: bool = False  # which a file does not keep
+    passes: list[list[Any]] | None = field(default_factory=list)  # training.Passes that made them, by forest; None: too many
+    lacks_gradients: bool = False  # after a planned restart, until those passes are repeated
     park_after: float = 0.0      # a time; 0: it could always be written
 
     def forget_folder(self) -> None:
@@ -115,6 +119,13 @@ class Worker(ABC):
     @abstractmethod
     def drop(self, weights: Weights) -> None:
         """Forgets them."""
+
+    def write(self, weights: Weights, folder: Path) -> None:
+        """Writes them as they lie on disk while they are in no use, with the optimiser's state of those that are trained. Raises
+        InputError where they cannot be written, OSError."""
+        if weights.folder is None:
+            raise InputError("expected weights that still exist, received those of a sampler that is no more")
+        disk.link_tree(weights.folder, folder)
 
     # On the thread of the event loop.
 
@@ -209,6 +220,10 @@ class TrainingWorker(Worker):
     @abstractmethod
     def replaced(self, before: Weights, folder: Path, *, optimizer: bool) -> Weights:
         """The weights of a checkpoint, which take the place of others. Raises InputError, and then those stay."""
+
+    @abstractmethod
+    def trained(self) -> Iterable[Weights]:
+        """Those in memory."""
 
 
 def _json(path: Path) -> dict[str, Any]:
