@@ -3,10 +3,11 @@
 begun, and a request waits for it."""
 
 import asyncio
+import http.client
+import json
 import os
 import signal
 import sys
-import threading
 import time
 import traceback
 from contextlib import contextmanager
@@ -110,29 +111,23 @@ def process(tmp_path, stop_seconds=1000, is_stuck=False, ignores=()):
             os.waitpid(pid, 0)
 
 
-@contextmanager
 def waiting(found):
-    """Answers to a client that waits for the request."""
-    answers = []
-    ask = lambda: answers.append(httpx.post(f"{found.url}/api/v1/retrieve_future", json={"request_id": REQUEST}, timeout=LONG))
-    thread = threading.Thread(target=ask)
-    before = httpx.get(f"{found.url}/metrics").text
-    assert "espalier_waiting_requests 1\n" in before
-    thread.start()
-    yield answers
-    thread.join()
+    """A connection that has asked for the result of the request. It has sent all when this returns."""
+    assert "espalier_waiting_requests 1\n" in httpx.get(f"{found.url}/metrics").text
+    connection = http.client.HTTPConnection(found.url.removeprefix("http://"), timeout=LONG)
+    connection.request("POST", "/api/v1/retrieve_future", json.dumps({"request_id": REQUEST}), {"Content-Type": "application/json"})
+    return connection
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_what_is_not_done_in_time_fails_and_its_client_is_told(tmp_path, number):
     with process(tmp_path, stop_seconds=1) as found:
-        with waiting(found) as answers:
-            time.sleep(0.2)  # so that the request has most likely come before the signal
-            found.signal(number)
+        connection = waiting(found)
+        found.signal(number)
         assert found.wait() == 128 + number
-        (answer,) = answers
-        assert answer.json() == {"error": "the server stops, and this request was not done within 1 s; send it again once the server is back",
-                                 "category": "server"}  # fmt: skip
+        assert json.load(connection.getresponse()) == {
+            "error": "the server stops, and this request was not done within 1 s; send it again once the server is back",
+            "category": "server"}  # fmt: skip
         lines = found.log.read_text().splitlines()
         assert len(lines) == 3 and " on http://" in lines[0] and "after what has begun" in lines[1]
         assert lines[2] == f"espalier: error: {'interrupted' if number == signal.SIGINT else f'stopped by {number.name}'}"
