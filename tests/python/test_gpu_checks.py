@@ -24,6 +24,7 @@ def test_determinism_on_the_cpu(tmp_path):
     assert "equal in every bit" in done.stdout and "$ " in (tmp_path / "c.log").read_text()
 
 
+@pytest.mark.nightly
 def test_ranks_on_the_cpu(tmp_path):
     done, record = checks(tmp_path, "--parts", "ranks", "--dtypes", "float64")
     assert done.returncode == 0 and record["passed"] and "float64, 2 processes" in done.stdout, done.stdout

@@ -110,6 +110,7 @@ def test_errors_are_those_of_sampled_rows():
     assert min(attention_sides.errors_of({"a": side}, others, ends)["a"].values()) > 1e-6
 
 
+@pytest.mark.nightly
 def test_waves_on_the_cpu(tmp_path, monkeypatch):
     """Both forms, by stand-ins for the libraries; a wrong one fails."""
     import gpu_waves

@@ -277,6 +277,7 @@ LIGER = """
 """
 
 
+@pytest.mark.nightly
 def test_liger_on_a_cpu(tmp_path):
     """Its refusal is not kept: a later process without it is not refused."""
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(REPOSITORY / "python"), path_with("liger_kernel")]),

@@ -121,6 +121,7 @@ def test_training_is_the_same(training, tmp_path, capsys):
     assert "4 losses with equal digits" in capsys.readouterr().err
 
 
+@pytest.mark.nightly
 def test_finished_runs_are_used_again(training, tmp_path, monkeypatch):
     started, run, kept = [], same_training.espalier, ["--runs", str(tmp_path / "runs")]
     monkeypatch.setattr(same_training, "espalier", lambda *words: (started.append(words[0]), run(*words)))
