@@ -38,12 +38,13 @@ class Failures:
     """Prints each failure when it happens: a suite of half an hour may be stopped before pytest's own summary."""
 
     def __init__(self, config):
-        self.terminal = config.pluginmanager.get_plugin("terminalreporter")
+        self.config = config
 
     def pytest_runtest_logreport(self, report):
-        if report.failed:
-            self.terminal.ensure_newline()
-            self.terminal.write_line(f"{report.nodeid} failed ({report.when}):\n{report.longreprtext[-4000:]}")
+        terminal = self.config.pluginmanager.get_plugin("terminalreporter")  # may come after this file
+        if report.failed and terminal is not None:
+            terminal.ensure_newline()
+            terminal.write_line(f"{report.nodeid} failed ({report.when}):\n{report.longreprtext[-4000:]}")
 
 
 def pytest_configure(config):

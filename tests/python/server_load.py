@@ -109,7 +109,8 @@ class Server:
 
 EXPECTED_LINES = re.compile(r" on http://|Invalid HTTP request received|an adapter stays in memory, it cannot be written"
                             r"|lines before this one were left out")  # fmt: skip
-POOL_THREADS = 64  # threads that a server may have begun for work beside its event loop: no number that grows with clients
+POOL_THREADS = min(32, (os.cpu_count() or 1) + 4)  # that asyncio begins for work beside the event loop, when it is first needed
+PAUSE = 0.03  # seconds of honest clients between steps, so that the mutator has its turns
 
 
 def until(condition, what, seconds=LONG):
@@ -204,6 +205,7 @@ class Honest:
                 training = result(service.create_training_client_from_state_with_optimizer(path))
             for step in range(self.done, self.steps):
                 self.results[step] = self.program.step(training, step)
+                time.sleep(PAUSE)
                 if (step + 1) % SAVE_EVERY == 0:
                     self._save(training, f"step-{step + 1}", step + 1)
                     self._save(training, "last", step + 1)

@@ -44,6 +44,7 @@ NOT_SERVED = {route for route in WITHOUT_FIELDS if any(word in route for word in
     "GET /v1/{path:path}", "GET /oai/api/v1/{path:path}", "GET /api/v1/sessions/{session}/trace_export"}  # fmt: skip
 # What a client waits for, so that the mutator goes away instead.
 WAITS = ("retrieve_future", "completions")
+ENDINGS = ("finish", "unload_model")  # routes that come last in a round, as others need what they end
 SECONDS = 60  # until a request that waits for nothing is answered
 DOCUMENTED = {503: ("no file descriptors left", "no memory left", "connections")}  # statuses of faults, and what they say
 
@@ -118,12 +119,16 @@ class Party:
         self.random = random.Random(seed)
         self.theirs = theirs
         self.adapter = adapter  # files of a valid upload, by name
-        self.http = httpx.Client(base_url=address, headers={"X-API-Key": key}, timeout=SECONDS)
+        self.address, self.key = address, key
+        self.connect()
         self.count = 0
         self.session = self.sampler = ""
         self.models, self.paths, self.samplers, self.uploads = [], [], [], []
         self.numbers = {}  # of the operations of each model
         self.promises = deque(maxlen=400)
+
+    def connect(self):
+        self.http = httpx.Client(base_url=self.address, headers={"X-API-Key": self.key}, timeout=SECONDS)
 
     def call(self, method, path, body=None, **options):
         """A request that is answered as an honest client's."""
@@ -162,18 +167,19 @@ class Party:
         """Takes a new session with models, samplers and checkpoints, as mutated requests end or delete what there is."""
         self.finish()
         self.session = self.call("POST", "create_session", {})["session_id"]
-        self.models, self.samplers, self.numbers = [], [], {}
-        for _ in range(2):
-            made = self.result(self.call("POST", "create_model", {"session_id": self.session, "model_seq_id": self.next(), "base_model": "tiny",
-                                                                  "lora_config": {"rank": 2, "seed": 1}}))  # fmt: skip
-            self.models.append(made["model_id"])
+        self.samplers, self.numbers, promises = [], {}, []
+        made = [self.call("POST", "create_model", {"session_id": self.session, "model_seq_id": self.next(), "base_model": "tiny",
+                                                   "lora_config": {"rank": 2, "seed": 1}}) for _ in range(2)]  # fmt: skip
+        self.models = [self.result(promise)["model_id"] for promise in made]
         made = self.call("POST", "create_sampling_session", {"session_id": self.session, "sampling_session_seq_id": self.next(),
                                                              "base_model": "tiny"})  # fmt: skip
         self.samplers.append(made["sampling_session_id"])
         for route in ("save_weights", "save_weights", "save_weights_for_sampler", "save_weights_external"):
             body = {"model_id": self.models[0], "seq_id": self.number(self.models[0]), "path": f"c{self.next()}"}
             self.numbers[self.models[0]].add(body["seq_id"])
-            self.paths.append(self.result(self.call("POST", route, body))["path"])
+            promises.append(self.call("POST", route, body))
+        self.paths += [self.result(promise)["path"] for promise in promises]
+        del self.paths[:-20]
 
     def upload(self, sends=True):
         """The id of an upload, whose files are sent."""
@@ -244,7 +250,7 @@ class Draw:
                  "prompt": ["Two words", [1, 2, 3]] if "completions" in path else [], "type": ["adamw"] if "adam" in path else [],
                  "chunks": [[{"type": "encoded_text", "tokens": [self.random.randrange(250) for _ in range(5)]}]],
                  "path": party.paths if is_load else [f"c{party.next()}"], "model_path": party.paths if is_load else [],
-                 "timeout": [0.0, 0.05], "last_created_at": ["2026-01-01T00:00:00+00:00"]}  # fmt: skip
+                 "timeout": [0.0, 0.05], "max_tokens": [1, 3], "n": [1, 2], "tools": [[]], "last_created_at": ["2026-01-01T00:00:00+00:00"]}  # fmt: skip
         if name in ("model_seq_id", "sampling_session_seq_id", "seq_id"):
             return party.next()
         if name == "model_path" and self.random.random() < 0.5:
@@ -414,8 +420,18 @@ class Generator:
                 attempt.is_mutated = True
                 return attempt
 
+    def unfit(self, route):
+        """One that has to be refused, whatever the route: by its path, its query or its body."""
+        attempt = self.valid(route)
+        if route.fields:
+            attempt.url = self._url(route, is_valid=None)[0]
+        attempt.url += "?limit=x"
+        attempt.content, attempt.headers["content-encoding"] = zstandard.compress(attempt.content + b"{}")[:-3], "zstd"
+        attempt.is_mutated = True
+        return attempt
+
     def _url(self, route, *, is_valid):
-        """Its path, and the last field that was put into it."""
+        """Its path, and the last field that was put into it. is_valid: None where each field has to be wrong."""
         party, choose = self.party, self.draw.choose
         path = choose(party.paths).removeprefix("tinker://").split("/") if party.paths else ["x", "weights", "y"]
         if route.method == "DELETE" and is_valid and party.paths:
@@ -427,7 +443,8 @@ class Generator:
                   "model:path": choose(["tiny", *party.paths[-2:]])}  # fmt: skip
         url = route.path
         for field in route.fields:
-            value = values[field] if is_valid or self.random.random() < 0.4 else choose([*TEXTS, *party.theirs(), "..", ".", "a" * 3000])
+            wrong = choose([*TEXTS, *party.theirs(), "..", ".", "a" * 3000]) if is_valid is not None else "nothing"
+            value = values[field] if is_valid or (is_valid is False and self.random.random() < 0.4) else wrong
             url = url.replace(f"{{{field}}}", quote(value.encode("utf-8", "replace"), safe="/" if field.endswith(":path") else ""))
         return url, values[route.fields[-1]] if route.fields else ""
 
@@ -508,7 +525,9 @@ class Mutator(threading.Thread):
 
     def __init__(self, server, all_routes, party, count, valid_share):
         super().__init__(daemon=True)
-        self.server, self.routes, self.party, self.count, self.valid_share = server, all_routes, party, count, valid_share
+        self.server, self.party, self.count, self.valid_share = server, party, count, valid_share
+        self.routes = sorted(all_routes, key=lambda route: route.path.endswith(ENDINGS))
+        self.rounds = 0
         self.mutated = 0
         self.statuses = {"valid": Counter(), "mutated": Counter()}  # by route and status; "left": the mutator went away
         self.error = None
@@ -545,16 +564,23 @@ class Mutator(threading.Thread):
                 raise
 
     def _round(self):
-        for number, route in enumerate(self.routes):
-            if number % 30 == 0:
-                self.party.renew()
-            is_valid = self.party.random.random() < self.valid_share
-            generator = Generator(self.party)
-            attempt = generator.valid(route) if is_valid else generator.mutated(route)
-            self._send(route, attempt)
-            self.mutated += attempt.is_mutated
+        """The first one is of valid requests, and the second one of requests that have to be refused."""
+        self.party.renew()
+        generator = Generator(self.party)
+        for route in self.routes:
             if self.mutated >= self.count or self._stops.is_set():
                 return
+            if self.rounds == 1:
+                attempt = generator.unfit(route)
+            elif self.rounds == 0 or self.party.random.random() < self.valid_share:
+                attempt = generator.valid(route)
+            else:
+                attempt = generator.mutated(route)
+            status = self._send(route, attempt)
+            self.mutated += attempt.is_mutated
+            if self.rounds == 1 and route.name not in NEVER_REFUSED:
+                assert 400 <= status < 500, f"expected a refusal, received {status} for\n{attempt}"
+        self.rounds += 1
 
     def _send(self, route, attempt):
         waits = any(name in attempt.url for name in WAITS)
@@ -563,19 +589,18 @@ class Mutator(threading.Thread):
                                              timeout=1.0 if waits else SECONDS)  # fmt: skip
         except httpx.ReadTimeout:
             assert waits, f"no answer within {SECONDS} s to\n{attempt}"
-            self._count(route, attempt, "left")
-            return
-        except (httpx.InvalidURL, httpx.LocalProtocolError, UnicodeEncodeError):
-            return self._count(route, attempt, "unsendable")
+            return self._count(route, attempt, "left")
         status = answer.status_code
         self._count(route, attempt, status)
         documented = any(text in answer.text for text in DOCUMENTED.get(status, ()))
         assert status < 500 or documented, f"{status} {answer.text[:500]}\nto {attempt}"
         if status == 200 and "json" in answer.headers.get("content-type", "") and attempt.method == "POST":
             self.party.learn(answer.json())
+        return status
 
     def _count(self, route, attempt, status):
         self.statuses["mutated" if attempt.is_mutated else "valid"][route.name, status] += 1
+        return status
 
 
 def accepted_and_refused(mutators):

@@ -56,7 +56,7 @@ def table(mutators):
 
 def test_mutated_requests_change_nothing_for_others(all_routes, folder, tmp_path, long_tests):
     seed = seed_of(90)
-    count, valid_share = (5000, 0.25) if long_tests else (150, 0.5)
+    count, valid_share = (5000, 0.2) if long_tests else (130, 0.0)
     print(f"seed {seed}, {2 * count} mutated requests")
     programs = [Program(number, seed) for number in range(3)]
     with Server(folder, tmp_path / "state", "--max-adapters", 12, "--prefix-cache", "16MiB") as server:
@@ -70,7 +70,7 @@ def test_mutated_requests_change_nothing_for_others(all_routes, folder, tmp_path
             party.renew()
             party.finish()
             party.http.close()
-            party.http = party.http.__class__(base_url=server.address, headers=party.http.headers, timeout=party.http.timeout)
+            party.connect()
         before = server.figures()
         mutators = [Mutator(server, all_routes, party, count, valid_share) for party in (other, same)]
         with storm:
@@ -93,7 +93,7 @@ def test_mutated_requests_change_nothing_for_others(all_routes, folder, tmp_path
         assert after["threads"] <= before["threads"] + POOL_THREADS
     answers = table(mutators)
     print(json.dumps(answers, indent=1))
-    assert sum(sum(statuses.values()) for statuses in answers.values()) >= 2 * count and answers["mutated"].keys() <= answers["mutated"].keys()
+    assert sum(sum(statuses.values()) for statuses in answers.values()) >= 2 * count
     accepted, refused = accepted_and_refused(mutators)
     for route in all_routes:
         assert accepted[route.name] or route.name in NOT_SERVED, f"{route.name}: no request was accepted"
