@@ -8,7 +8,6 @@ run, whatever others do and wherever it had to go on from a checkpoint.
 import hashlib
 import os
 import re
-import signal
 import socket
 import subprocess
 import sys
@@ -22,7 +21,7 @@ import numpy as np
 import tinker
 from tinker import types
 
-from servers import PYTHON, close_clients, datum, prompt
+from servers import PYTHON, datum, prompt
 
 KEY = "tml-local"           # of the honest clients
 KEYS = {"other": "tml-other"}  # of others
@@ -58,10 +57,11 @@ class Server:
             self.process = subprocess.Popen(self._command, stderr=log, env=environment)
         return self
 
-    def wait(self):
-        """Until it listens."""
+    def wait(self, check=lambda: None):
+        """Until it listens; clients learn of that after the check."""
         until(lambda: " on http://" in self.said() or self.has_ended(), "the server to listen")
         assert not self.has_ended(), self.said()
+        check()
         self.listens.set()
         return self
 
@@ -80,11 +80,6 @@ class Server:
         self.process.kill()
         self.process.wait()
 
-    def end(self):
-        """In order. Returns the exit status."""
-        self.process.send_signal(signal.SIGTERM)
-        return self.process.wait(LONG)
-
     def check(self):
         """Raises where it ended, or its log has more than it should."""
         assert not self.has_ended(), f"the server ended with status {self.process.returncode}:\n{self.said()[-4000:]}"
@@ -102,7 +97,6 @@ class Server:
         return self.start().wait()
 
     def __exit__(self, *error):
-        close_clients(self.address)
         self.process.kill()
         self.process.wait()
 
@@ -186,6 +180,7 @@ class Honest:
         self.results = {}      # by step
         self.checkpoints = {}  # those that were acknowledged: how many steps were done, by path
         self.attempts = {}     # likewise, of one that was not acknowledged
+        self._saves = threading.Lock()
         self.session = ""
 
     @property
@@ -215,10 +210,11 @@ class Honest:
 
     def _save(self, training, name, done):
         path = f"tinker://{training.model_id}/weights/{name}"
-        self.attempts[path] = done
-        assert result(training.save_state(name, overwrite=name == "last")).path == path
-        self.checkpoints[path] = done
-        del self.attempts[path]
+        with self._saves:
+            self.attempts[path] = done
+            assert result(training.save_state(name, overwrite=name == "last")).path == path
+            self.checkpoints[path] = done
+            del self.attempts[path]
 
     def bits(self):
         """Digests of its checkpoints, by how many steps were done."""
@@ -227,12 +223,13 @@ class Honest:
     def check(self, results, bits):
         """Raises where results or checkpoints are not those of a calm run. An overwritten checkpoint may be the new one before
         that is acknowledged. Returns how many checkpoints were compared."""
-        for step, value in self.results.items():
+        for step, value in list(self.results.items()):
             assert value == results[step], f"client {self.program.number}, step {step}: expected {results[step]}, received {value}"
-        for path, done in self.checkpoints.items():
-            assert digest(self.state, path) in (bits[done], bits[self.attempts.get(path, done)]), (
-                f"client {self.program.number}: {path} is missing or has other bits than after step {done} of a calm run")  # fmt: skip
-        return len(self.checkpoints)
+        with self._saves:
+            for path, done in self.checkpoints.items():
+                assert digest(self.state, path) in (bits[done], bits[self.attempts.get(path, done)]), (
+                    f"client {self.program.number}: {path} is missing or has other bits than after step {done} of a calm run")  # fmt: skip
+            return len(self.checkpoints)
 
 
 def calm(server, programs):

@@ -44,8 +44,8 @@ NOT_SERVED = {route for route in WITHOUT_FIELDS if any(word in route for word in
     "GET /v1/{path:path}", "GET /oai/api/v1/{path:path}", "GET /api/v1/sessions/{session}/trace_export"}  # fmt: skip
 # What a client waits for, so that the mutator goes away instead.
 WAITS = ("retrieve_future", "completions")
-ENDINGS = ("finish", "unload_model")  # routes that come last in a round, as others need what they end
-SECONDS = 60  # until a request that waits for nothing is answered
+ENDINGS = ("unload_model", "finish")  # routes that come last in a round, as others need what they end
+SECONDS = 300  # until a request that waits for nothing is answered
 DOCUMENTED = {503: ("no file descriptors left", "no memory left", "connections")}  # statuses of faults, and what they say
 
 
@@ -67,8 +67,8 @@ class RouteReader:
         return [part.split("}")[0] for part in self.path.split("{")[1:]]
 
 
-class _Read(Exception):
-    """Raised in place of reading a body."""
+class Fault(Exception):
+    """An answer of the server that is its fault."""
 
 
 def routes(folder):
@@ -124,6 +124,7 @@ class Party:
         self.count = 0
         self.session = self.sampler = ""
         self.models, self.paths, self.samplers, self.uploads = [], [], [], []
+        self.sent = "none"  # an upload
         self.numbers = {}  # of the operations of each model
         self.promises = deque(maxlen=400)
 
@@ -163,6 +164,12 @@ class Party:
             assert not faulty, f"{request_id}: {reply.text[:1000]}"
         self.promises.clear()
 
+    def forget(self):
+        """All that it has, as the server was started again."""
+        self.session = ""
+        for each in (self.models, self.paths, self.samplers, self.uploads, self.promises):
+            each.clear()
+
     def renew(self):
         """Takes a new session with models, samplers and checkpoints, as mutated requests end or delete what there is."""
         self.finish()
@@ -179,14 +186,21 @@ class Party:
             self.numbers[self.models[0]].add(body["seq_id"])
             promises.append(self.call("POST", route, body))
         self.paths += [self.result(promise)["path"] for promise in promises]
+        for path in self.paths[:-20]:
+            run, checkpoint = path.removeprefix("tinker://").split("/", 1)
+            self.http.delete(f"/api/v1/training_runs/{run}/checkpoints/{checkpoint}")
         del self.paths[:-20]
 
-    def upload(self, sends=True):
-        """The id of an upload, whose files are sent."""
-        made = self.call("POST", "external_weights_upload_start", {"base_model": "tiny", "lora_config": {"rank": 2}})
-        for name, data in self.adapter.items() if sends else ():
-            assert self.http.put(f"/api/v1/uploads/{made['upload_id']}/{name}", content=data).status_code == 204
-        return made["upload_id"]
+    def upload(self):
+        """The id of an upload whose files were sent, the one of before if that is not finished."""
+        for _ in range(2):
+            answers = [self.http.put(f"/api/v1/uploads/{self.sent}/{name}", content=data) for name, data in self.adapter.items()]
+            if all(answer.status_code == 204 for answer in answers):
+                break
+            start = self.http.post("/api/v1/external_weights_upload_start", json={"base_model": "tiny", "lora_config": {"rank": 2}})
+            assert start.status_code in (200, 429), start.text[:500]  # mutated requests may have begun as many as there may be
+            self.sent = start.json().get("upload_id", "none")
+        return self.sent
 
     def learn(self, answer):
         """What an answer says of things of its own."""
@@ -200,7 +214,6 @@ class Party:
         for name, pool in (("sampling_session_id", self.samplers), ("tinker_path", self.paths), ("upload_id", self.uploads)):
             if isinstance(answer.get(name), str):
                 pool.append(answer[name])
-                del pool[:-20]
 
 
 HUGE = [-1, 0, 1, 255, (1 << 31) - 1, 1 << 31, (1 << 62) - 1, 1 << 62, (1 << 63) - 1, 1 << 63, -(1 << 63) - 1, 10**40, 1e308, -1e308, 5e-324, 0.5]
@@ -228,7 +241,7 @@ class Draw:
         if path.endswith("load_weights"):  # into a model, or into a new one
             for name in ("session_id", "model_seq_id") if self.random.random() < 0.5 else ("model_id", "seq_id"):
                 body.pop(name, None)
-        if path.endswith("upload_finish") and self.random.random() < 0.5:
+        if path.endswith("upload_finish"):
             body["upload_id"] = self.party.upload()
         return body
 
@@ -250,7 +263,8 @@ class Draw:
                  "prompt": ["Two words", [1, 2, 3]] if "completions" in path else [], "type": ["adamw"] if "adam" in path else [],
                  "chunks": [[{"type": "encoded_text", "tokens": [self.random.randrange(250) for _ in range(5)]}]],
                  "path": party.paths if is_load else [f"c{party.next()}"], "model_path": party.paths if is_load else [],
-                 "timeout": [0.0, 0.05], "max_tokens": [1, 3], "n": [1, 2], "tools": [[]], "last_created_at": ["2026-01-01T00:00:00+00:00"]}  # fmt: skip
+                 "timeout": [0.0, 0.05], "max_tokens": [1, 3], "n": [1, 2], "tools": [[]],
+                 "ttl_seconds": [3600], "lora_config": [{"rank": 2}, {"rank": 1, "seed": 3, "train_unembed": False}], "last_created_at": ["2026-01-01T00:00:00+00:00"]}  # fmt: skip
         if name in ("model_seq_id", "sampling_session_seq_id", "seq_id"):
             return party.next()
         if name == "model_path" and self.random.random() < 0.5:
@@ -436,7 +450,7 @@ class Generator:
         path = choose(party.paths).removeprefix("tinker://").split("/") if party.paths else ["x", "weights", "y"]
         if route.method == "DELETE" and is_valid and party.paths:
             party.paths.remove("tinker://" + "/".join(path))
-        upload = party.upload(sends=False) if "{upload}" in route.path and is_valid else choose([*party.uploads, "x"])
+        upload = party.upload() if "{upload}" in route.path and is_valid else choose([*party.uploads, "x"])
         values = {"session": party.session, "sampler": choose(party.samplers or ["x"]), "run": path[0], "kind": path[1], "name": path[2],
                   "file:path": choose(["adapter_config.json", "adapter_model.safetensors"]), "upload": upload,
                   "file": choose(list(party.adapter)), "path:path": choose(["embeddings", "files/x", ""]),
@@ -513,7 +527,7 @@ class Generator:
                               "application/x-protobuf", "application/json; charset=utf-16"]),
             ("x-api-key", ["", "tml-", "x" * 5000, "tml-other2"]), ("host", ["page.example", "", "127.0.0.1:x", "[::1"]),
             ("origin", ["http://page.example", "null"]), ("sec-fetch-site", ["cross-site", "x"]), ("range", ["bytes=5-2", "bytes=0-0,2-9", "x"]),
-            ("content-encoding", ["deflate", "identity"]), ("expect", ["100-continue"]), ("accept-encoding", ["\x7f"])])  # fmt: skip
+            ("content-encoding", ["deflate", "identity"]), ("expect", ["100-continue"]), ("accept-encoding", ["x, *;q=2"])])  # fmt: skip
         attempt.headers[name] = self.draw.choose(values)
 
 
@@ -526,7 +540,7 @@ class Mutator(threading.Thread):
     def __init__(self, server, all_routes, party, count, valid_share):
         super().__init__(daemon=True)
         self.server, self.party, self.count, self.valid_share = server, party, count, valid_share
-        self.routes = sorted(all_routes, key=lambda route: route.path.endswith(ENDINGS))
+        self.routes = sorted(all_routes, key=lambda route: [route.path.endswith(ending) for ending in ENDINGS[::-1]])
         self.rounds = 0
         self.mutated = 0
         self.statuses = {"valid": Counter(), "mutated": Counter()}  # by route and status; "left": the mutator went away
@@ -554,8 +568,7 @@ class Mutator(threading.Thread):
         life = self.server.life
         assert self.server.listens.wait(SECONDS), "the server does not start"
         try:
-            self.party.session = ""
-            self.party.paths.clear()
+            self.party.forget()
             while self.mutated < self.count and not self._stops.is_set():
                 self._round()
             self.party.finish()
@@ -593,7 +606,8 @@ class Mutator(threading.Thread):
         status = answer.status_code
         self._count(route, attempt, status)
         documented = any(text in answer.text for text in DOCUMENTED.get(status, ()))
-        assert status < 500 or documented, f"{status} {answer.text[:500]}\nto {attempt}"
+        if status >= 500 and not documented:
+            raise Fault(f"{status} {answer.text[:500]}\nto {attempt}")
         if status == 200 and "json" in answer.headers.get("content-type", "") and attempt.method == "POST":
             self.party.learn(answer.json())
         return status

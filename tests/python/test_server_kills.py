@@ -48,8 +48,7 @@ def test_killed_at_any_moment_the_server_loses_nothing_that_was_acknowledged(fol
             mutator.start()
             for number in range(kills):
                 if draw.random() < 0.9:  # else it is killed while it starts
-                    server.wait()
-                    check_checkpoints(server, storm, all_bits=number % 20 == 0)
+                    server.wait(lambda number=number: check_checkpoints(server, storm, all_bits=number % 20 == 0))
                     server.check()
                 moments.append(draw.uniform(0.0, longest))
                 time.sleep(moments[-1])

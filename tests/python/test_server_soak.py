@@ -15,7 +15,7 @@ from server_load import KEYS, POOL_THREADS, Program, Server, Storm, calm, until
 from server_mutator import Mutator, Party, routes
 from servers import model_with_texts
 
-SECONDS = float(os.environ.get("ESPALIER_SOAK_SECONDS", 2400))
+SECONDS = float(os.environ.get("ESPALIER_SOAK_SECONDS", "2400"))
 RESULTS = max(5, int(SECONDS / 8))  # seconds that results are kept: five minutes, and in any case over at a third of the time
 GROWTH, ROOM = 1.03, 8.0            # of memory from the middle third to the last one: 3 % and 8 MiB at most
 
