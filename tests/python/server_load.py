@@ -87,7 +87,7 @@ class Server:
         assert not faults, "the log of the server:\n" + "\n".join(faults[:60])
 
     def figures(self):
-        """Of its process: MiB of memory, descriptors and threads."""
+        """MiB of memory, descriptors and threads of its process."""
         place = Path(f"/proc/{self.process.pid}")
         status = dict(line.split(":", 1) for line in (place / "status").read_text().splitlines())
         return {"memory": int(status["VmRSS"].split()[0]) / 1024, "descriptors": len(list((place / "fd").iterdir())),
@@ -115,13 +115,13 @@ def until(condition, what, seconds=LONG):
 
 
 def digest(state, path):
-    """Of the bits of a checkpoint of the honest clients."""
+    """What the bits of a checkpoint of honest clients are known by."""
     run, kind, name = path.removeprefix("tinker://").split("/")
     folder = state / "runs" / run.replace(":", ".") / kind / name / "adapter"
-    found = hashlib.sha256()
+    whole = hashlib.sha256()
     for file in sorted(folder.glob("*.safetensors")):
-        found.update(file.name.encode() + hashlib.sha256(file.read_bytes()).digest())
-    return found.hexdigest() if folder.is_dir() else "missing"
+        whole.update(file.name.encode() + hashlib.sha256(file.read_bytes()).digest())
+    return whole.hexdigest() if folder.is_dir() else "missing"
 
 
 class Program:
@@ -140,7 +140,7 @@ class Program:
         return [datum(row, weights=draw.standard_normal(len(row) - 1).astype(np.float32)) for row in rows]
 
     def _samples(self, training, step):
-        """Their tokens: log-probabilities may be rounded otherwise beside others, so training has numbers of its own."""
+        """Their tokens: log-probabilities may be rounded otherwise beside others, so training does not read these."""
         sampler = training.save_weights_and_get_sampling_client()
         params = types.SamplingParams(max_tokens=6, seed=step, stop=[])
         start = self._draw(step).integers(0, VOCABULARY, 5).tolist()
