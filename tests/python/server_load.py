@@ -180,6 +180,7 @@ class Honest:
         self.results = {}      # by step
         self.checkpoints = {}  # those that were acknowledged: how many steps were done, by path
         self.attempts = {}     # likewise, of one that was not acknowledged
+        self.events = 0        # steps and saves, also those that were repeated
         self._saves = threading.Lock()
         self.session = ""
 
@@ -200,6 +201,7 @@ class Honest:
                 training = result(service.create_training_client_from_state_with_optimizer(path))
             for step in range(self.done, self.steps):
                 self.results[step] = self.program.step(training, step)
+                self.events += 1
                 time.sleep(PAUSE)
                 if (step + 1) % SAVE_EVERY == 0:
                     self._save(training, f"step-{step + 1}", step + 1)
@@ -215,6 +217,7 @@ class Honest:
             assert result(training.save_state(name, overwrite=name == "last")).path == path
             self.checkpoints[path] = done
             del self.attempts[path]
+        self.events += 1
 
     def bits(self):
         """Digests of its checkpoints, by how many steps were done."""
@@ -260,6 +263,7 @@ class Storm:
         self.errors = []
         self.steps = 0        # that were compared
         self.checkpoints = 0  # likewise
+        self._events = 0      # of runs that are over
         self._stops = threading.Event()
         self._threads = [threading.Thread(target=self._go_on, args=[number], daemon=True) for number in range(len(programs))]
 
@@ -290,6 +294,10 @@ class Storm:
         paths = [path for run in runs for path in list(run.checkpoints)[-2:]]
         return [run.session for run in runs] + [f"{run.session}:train:0" for run in runs] + paths
 
+    def events(self):
+        """Steps and saves of all runs."""
+        return self._events + sum(run.events for run in self.runs)
+
     def acknowledged(self):
         """All checkpoints."""
         return [path for run in [*self.complete, *self.runs] for path in list(run.checkpoints)]
@@ -302,11 +310,13 @@ class Storm:
                     continue
                 self.checkpoints += run.check(*self.expected[number])
                 self.steps += len(run.results)
+                self._events += run.events
                 if self.removes:
                     self._remove(run)
                 else:
                     self.complete.append(run)
                 if self._stops.is_set():
+                    run.events = 0
                     return
                 self.runs[number] = Honest(run.address, run.program, run.state)
         except BaseException as error:

@@ -211,16 +211,17 @@ class Party:
 
 
 class Mutator(threading.Thread):
-    """Sends requests of one party to every route in turn, until there were `count` that are mutated, or `stop` is called.
+    """Sends requests of one party to every route in turn, until there were `count` that are mutated, or `stop` is called. covers_all:
+    begins with a round of valid requests, which each route accepts, and a round of requests that each route refuses.
 
     Of the answers none may be a fault of the server that is not documented. While `server` is killed, nothing is answered.
     """
 
-    def __init__(self, server, all_routes, party, count, valid_share):
+    def __init__(self, server, all_routes, party, count, valid_share, *, covers_all=True):
         super().__init__(daemon=True)
         self.server, self.party, self.count, self.valid_share = server, party, count, valid_share
         self.routes = sorted(all_routes, key=lambda route: [route.path.endswith(ending) for ending in ENDINGS[::-1]])
-        self.rounds = 0
+        self.rounds = 0 if covers_all else 2
         self.mutated = 0
         self.statuses = {"valid": Counter(), "mutated": Counter()}  # by route and status; "left": the mutator went away
         self.error = None
@@ -256,7 +257,7 @@ class Mutator(threading.Thread):
                 raise
 
     def _round(self):
-        """The first one is of valid requests, and the second one of requests that have to be refused."""
+        """One request to each route."""
         self.party.renew()
         generator = Generator(self.party)
         for route in self.routes:

@@ -5,21 +5,17 @@ that was acknowledged is there after the next start, with its bits, and what goe
 import random
 import time
 
+import httpx
 import pytest
 
 pytest.importorskip("tinker", reason="the client of the Tinker API")
 
 from conftest import seed_of
-from server_load import KEYS, Program, Server, Storm, calm, digest, page_of_checkpoints
+from server_load import KEY, KEYS, Program, Server, Storm, calm, page_of_checkpoints, until
 from server_mutator import Mutator, Party, routes
 from servers import model_with_texts
 
 FLAGS = ("--max-adapters", 4, "--prefix-cache", "16MiB")
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory, espalier):
-    return model_with_texts(espalier, tmp_path_factory.mktemp("models") / "bytes")
 
 
 def check_checkpoints(server, storm, *, all_bits):
@@ -32,26 +28,44 @@ def check_checkpoints(server, storm, *, all_bits):
     return len(storm.acknowledged())
 
 
-def test_killed_at_any_moment_the_server_loses_nothing_that_was_acknowledged(folder, tmp_path, long_tests):
+def check_that_losses_are_noticed(server, storm):
+    """Raises where a checkpoint with other bits, or one that is no more, is taken for those of a calm run."""
+    path = next(path for path in storm.complete[-1].checkpoints if path.endswith("step-3"))
+    run, kind, name = path.removeprefix("tinker://").split("/")
+    file = server.state / "runs" / run.replace(":", ".") / kind / name / "adapter/adapter_model.safetensors"
+    whole = file.read_bytes()
+    file.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+    with pytest.raises(AssertionError, match="has other bits"):
+        check_checkpoints(server, storm, all_bits=True)
+    file.write_bytes(whole)
+    httpx.delete(f"{server.address}/api/v1/training_runs/{run}/checkpoints/{kind}/{name}", headers={"X-API-Key": KEY})
+    with pytest.raises(AssertionError, match="acknowledged checkpoints are missing"):
+        check_checkpoints(server, storm, all_bits=True)
+
+
+def test_killed_at_any_moment_the_server_loses_nothing_that_was_acknowledged(espalier, tmp_path, long_tests):
     seed = seed_of(91)
-    kills, longest = (300, 4.0) if long_tests else (10, 1.5)
+    kills = 300 if long_tests else 10
     draw = random.Random(seed)
     programs = [Program(number, seed) for number in range(3)]
-    with Server(folder, tmp_path / "calm", *FLAGS) as server:
-        expected = calm(server, programs)
-    begin, moments = time.monotonic(), []
+    folder = model_with_texts(espalier, tmp_path / "bytes")
+    begin, starting = time.monotonic(), 0
     with Server(folder, tmp_path / "state", *FLAGS) as server:
-        storm = Storm(server, programs, expected)
+        storm = Storm(server, programs, calm(server, programs))
         party = Party(server.address, KEYS["other"], seed + 1, storm.ids, {"adapter_config.json": b"{}"})
-        mutator = Mutator(server, routes(tmp_path / "routes"), party, 1 << 30, 0.5)
+        mutator = Mutator(server, routes(tmp_path / "routes"), party, 1 << 30, 0.5, covers_all=False)
         with storm:
             mutator.start()
             for number in range(kills):
-                if draw.random() < 0.9:  # else it is killed while it starts
+                if number and draw.random() < 0.15:
+                    starting += 1
+                    time.sleep(draw.uniform(0.0, 3.0))  # it is killed while it starts
+                else:
                     server.wait(lambda number=number: check_checkpoints(server, storm, all_bits=number % 20 == 0))
+                    events = storm.events() + draw.randrange(1, 25)
+                    until(lambda events=events: storm.events() >= events or storm.errors or mutator.error, "steps and saves")
+                    time.sleep(draw.uniform(0.0, 0.1))
                     server.check()
-                moments.append(draw.uniform(0.0, longest))
-                time.sleep(moments[-1])
                 server.kill()
                 storm.check()
                 mutator.check()
@@ -61,33 +75,8 @@ def test_killed_at_any_moment_the_server_loses_nothing_that_was_acknowledged(fol
             storm.stop()
         server.check()
         count = check_checkpoints(server, storm, all_bits=True)
-        print(f"seed {seed}: {kills} kills in {time.monotonic() - begin:.0f} s; {count} checkpoints were acknowledged, "
-              f"{storm.steps} steps and {storm.checkpoints} checkpoints compared, {mutator.mutated} mutated requests")  # fmt: skip
-    assert count and storm.steps and mutator.mutated
-
-
-def test_a_checkpoint_that_is_lost_is_noticed(folder, tmp_path):
-    """Also one whose bits are others."""
-    programs = [Program(0, seed_of(92))]
-    with Server(folder, tmp_path / "state", *FLAGS) as server:
-        expected = calm(server, programs)
-        storm = Storm(server, programs, expected)
-        with storm:
-            storm.stop()
-        check_checkpoints(server, storm, all_bits=True)
-        (run,) = storm.complete
-        path = next(path for path in run.checkpoints if path.endswith("step-3"))
-        name, kind, last = path.removeprefix("tinker://").split("/")
-        place = server.state / "runs" / name.replace(":", ".") / kind / last
-        file = place / "adapter/adapter_model.safetensors"
-        whole = file.read_bytes()
-        file.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
-        assert digest(server.state, path) != run.bits
-        with pytest.raises(AssertionError, match="has other bits"):
-            check_checkpoints(server, storm, all_bits=True)
-        file.write_bytes(whole)
-        server.kill()
-        place.rename(tmp_path / "elsewhere")
-        server.start().wait()
-        with pytest.raises(AssertionError, match="acknowledged checkpoints are missing"):
-            check_checkpoints(server, storm, all_bits=True)
+        print(f"seed {seed}: {kills} kills in {time.monotonic() - begin:.0f} s, {starting} of them while it started; {count} "
+              f"checkpoints were acknowledged, {storm.steps} steps and {storm.checkpoints} checkpoints compared, {mutator.mutated} "
+              "mutated requests")  # fmt: skip
+        assert count and storm.steps and mutator.mutated
+        check_that_losses_are_noticed(server, storm)
