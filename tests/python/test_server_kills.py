@@ -15,7 +15,7 @@ from server_load import KEY, KEYS, Program, Server, Storm, calm, page_of_checkpo
 from server_mutator import Mutator, Party, routes
 from servers import model_with_texts
 
-FLAGS = ("--max-adapters", 4, "--prefix-cache", "16MiB")
+FLAGS = ("--max-adapters", 4, "--prefix-cache", "16MiB", "--result-seconds", 600)
 
 
 def check_checkpoints(server, storm, *, all_bits):
