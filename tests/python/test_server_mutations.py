@@ -79,10 +79,10 @@ def test_mutated_requests_change_nothing_for_others(all_routes, folder, tmp_path
             for mutator in mutators:
                 while mutator.is_alive():
                     mutator.join(0.5)
-                    storm.check()
-                    server.check()
-                mutator.check()
-            storm.stop()
+                    for each in (*mutators, storm, server):  # the first one names the request
+                        each.check()
+            for each in (*mutators, storm):
+                each.stop()
         for party in (other, same):
             party.http.close()
         until(lambda: server.figures()["descriptors"] <= before["descriptors"], f"{before['descriptors']} descriptors, now "
