@@ -41,8 +41,8 @@ class Failures:
         self.config = config
 
     def pytest_runtest_logreport(self, report):
-        if report.failed:
-            terminal = self.config.pluginmanager.get_plugin("terminalreporter")
+        terminal = self.config.pluginmanager.get_plugin("terminalreporter")  # may come after this file
+        if report.failed and terminal is not None:
             terminal.ensure_newline()
             terminal.write_line(f"{report.nodeid} failed ({report.when}):\n{report.longreprtext[-4000:]}")
 

@@ -2,7 +2,9 @@
 """What the tests of `espalier serve` have in common: a server in a separate process, and the official client."""
 
 import asyncio
+import json
 import os
+import shutil
 import subprocess
 import sys
 import threading
@@ -13,6 +15,9 @@ from pathlib import Path
 import httpx
 import numpy as np
 from tinker import types
+
+from conftest import NATIVE, seed_of, write_model
+from small_models import MODELS
 
 PYTHON = Path(__file__).resolve().parents[2] / "python"
 
@@ -76,6 +81,20 @@ def forward_backward(model_id, seq_id, tokens):
         each.loss_fn_inputs[name].dense = np.array(values, kind).tobytes()
         each.loss_fn_inputs[name].dtype = dtype
     return message
+
+
+END = 258  # <|im_end|> of write_model
+
+
+def model_with_texts(run, folder, template=NATIVE):
+    """A random model of bytes, with tokenizer and chat template; `run` is the fixture `espalier`."""
+    folder.mkdir()
+    config = MODELS["qwen3"] | {"vocab_size": 264, "max_position_embeddings": 256, "eos_token_id": END, "initializer_range": 0.1}
+    (folder / "config.json").write_text(json.dumps(config))
+    run("init", "--config", folder / "config.json", "--out", folder / "model", "--seed", seed_of(12), "--dtype", "float64")
+    for file in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(write_model(folder / file, template) / file, folder / "model")
+    return folder / "model"
 
 
 def parked(state):

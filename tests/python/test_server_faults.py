@@ -350,7 +350,7 @@ def test_results_expire_and_large_ones_are_announced(local, monkeypatch):
     ask = {"request_id": promise.json()["request_id"], "allow_metadata_only": True}
     monkeypatch.setattr(app, "METADATA_BYTES", 1)
     assert local.post("retrieve_future", ask).json()["status"] == "complete_metadata"
-    monkeypatch.setattr(futures, "KEPT_SECONDS", -1.0)
+    monkeypatch.setattr(local.service.futures, "kept_seconds", -1.0)
     assert local.post("retrieve_future", ask).status_code == 410
     assert send(local, message_of(model, 1)).status_code == 410  # not done twice
     monkeypatch.undo()

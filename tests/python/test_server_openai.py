@@ -17,34 +17,21 @@ pytest.importorskip("openai", reason="the client of the OpenAI API")
 import openai
 from tinker import types
 
-from conftest import NATIVE, REPOSITORY, TWO_ROLES, seed_of, write_model
+from conftest import NATIVE, REPOSITORY, TWO_ROLES, write_model
 from espalier.server import openai as served
 from espalier.server import requests, sampling
 from espalier.server.texts import ModelTexts, StopCut, TextStream
-from servers import Local, client, datum, prompt
-from small_models import MODELS
+from servers import Local, client, datum, model_with_texts, prompt
 
 sys.path.insert(0, str(REPOSITORY / "tests"))
 from documents import blocks_of
 
-END = 258  # <|im_end|> of write_model
 WITH_TOOLS = "{% if tools %}<tools>{{ tools | tojson }}</tools>{% endif %}" + NATIVE
-
-
-def model_with_texts(espalier, folder, template=WITH_TOOLS):
-    """A random model of bytes, with tokenizer and chat template."""
-    folder.mkdir()
-    config = MODELS["qwen3"] | {"vocab_size": 264, "max_position_embeddings": 256, "eos_token_id": END, "initializer_range": 0.1}
-    (folder / "config.json").write_text(json.dumps(config))
-    espalier("init", "--config", folder / "config.json", "--out", folder / "model", "--seed", seed_of(12), "--dtype", "float64")
-    for file in ("tokenizer.json", "tokenizer_config.json"):
-        shutil.copy(write_model(folder / file, template) / file, folder / "model")
-    return folder / "model"
 
 
 @pytest.fixture(scope="module")
 def local(tmp_path_factory, espalier):
-    folder = model_with_texts(espalier, tmp_path_factory.mktemp("models") / "bytes")
+    folder = model_with_texts(espalier, tmp_path_factory.mktemp("models") / "bytes", WITH_TOOLS)
     with Local(folder, tmp_path_factory.mktemp("parent") / "state", prefix_cache="1GiB") as local:
         yield local
 
@@ -336,7 +323,7 @@ def test_a_failure_of_the_engine(local, agent, monkeypatch):
 
 
 def test_the_key(espalier, tmp_path):
-    folder = model_with_texts(espalier, tmp_path / "bytes", template=NATIVE)
+    folder = model_with_texts(espalier, tmp_path / "bytes")
     with Local(folder, tmp_path / "state", api_key="tml-secret") as local:
         with openai.OpenAI(base_url=f"{local.address}/v1", api_key="tml-other", max_retries=0) as agent:
             with pytest.raises(openai.AuthenticationError) as error:
@@ -348,7 +335,7 @@ def test_the_key(espalier, tmp_path):
 
 def test_folders_without_tokenizer_or_template(espalier, tmp_path):
     """And templates that do not write what is asked for."""
-    folder = model_with_texts(espalier, tmp_path / "bytes", template=NATIVE)
+    folder = model_with_texts(espalier, tmp_path / "bytes")
     tools = [{"type": "function", "function": {"name": "dive"}}]
     for number, (template, messages, words) in enumerate((
             (NATIVE, CHAT, "tools: the chat template of tiny does not write them"),

@@ -2,6 +2,7 @@
 """What clients of `espalier serve` are told while they wait, and shares of the queue. Features of the hosted service that are refused."""
 
 import logging
+from types import SimpleNamespace
 
 import pytest
 
@@ -9,6 +10,7 @@ pytest.importorskip("tinker", reason="the client of the Tinker API")
 
 from engines import init_model
 from espalier.server import app, futures
+from espalier.server.arguments import parse_arguments
 from espalier.server.errors import Refused
 from servers import Local, client, prompt
 from tinker import types
@@ -98,3 +100,15 @@ def test_images_are_refused_by_name(local):
              "prompt": {"chunks": [{"type": "encoded_text", "tokens": [1]}, IMAGE]}}  # fmt: skip
     answer = local.post("asample", asked)
     assert answer.status_code == 400 and "expected chunks of tokens alone, received one of type 'image'" in answer.json()["detail"]
+
+
+def test_results_are_kept_for_a_time(monkeypatch):
+    results, now = futures.Futures(kept_seconds=300), 1000.0
+    monkeypatch.setattr(futures, "time", SimpleNamespace(monotonic=lambda: now))
+    done = results.create("s-a:sample:0:1")
+    results.finish(done, {"a": 1})
+    now += 299
+    assert results.get(done.request_id) is done
+    now += 2
+    assert results.get(done.request_id) is None
+    assert parse_arguments(["--model", "."]).result_seconds == futures.Futures().kept_seconds == 3600

@@ -57,6 +57,8 @@ def serve_parser() -> ArgumentParser:
     add("--stop-seconds", type=positive, default=30, metavar="N",
         help="how long SIGTERM, SIGHUP or Ctrl-C let go on what has begun; what is left then fails, and a second signal ends the "
              "server at once (default: %(default)s)")  # fmt: skip
+    add("--result-seconds", type=positive, default=3600, metavar="N",
+        help="how long the result of a request is kept, for clients that lost their connection (default: %(default)s)")
     add("--dtype", default="float32", choices=("float32", "float64", "bfloat16"), help="precision (default: %(default)s)")
     add("--device", default="auto", help="cpu, cuda, cuda:1, ..., or auto: cuda where there is one (default: %(default)s)")
     add("--memory-budget", metavar="SIZE", help="memory that a step may use, such as 16GiB (default: no limit)")

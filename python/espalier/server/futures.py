@@ -11,7 +11,7 @@ from typing import Any
 from ..errors import InputError
 from .errors import Refused
 
-KEPT_SECONDS = 3600.0     # after a result is there
+KEPT_SECONDS = 3600.0     # after a result is there, unless --result-seconds says another time
 KEPT_BYTES = 1 << 30      # of all results; the oldest go first
 PENDING_REQUESTS = 16384  # that wait for a result, of all clients
 PENDING_BYTES = 4 << 30   # of their bodies
@@ -62,9 +62,10 @@ class Future:
 
 
 class Futures:
-    """All of a server. Used on the thread of the event loop alone."""
+    """All of a server, whose results are kept for so many seconds. Used on the thread of the event loop alone."""
 
-    def __init__(self) -> None:
+    def __init__(self, kept_seconds: float = KEPT_SECONDS) -> None:
+        self.kept_seconds = kept_seconds
         self._pending: dict[str, Future] = {}
         self._done: OrderedDict[str, Future] = OrderedDict()
         self._bytes = 0
@@ -182,7 +183,7 @@ class Futures:
             future.news.set()
 
     def _expire(self) -> None:
-        oldest_kept = time.monotonic() - KEPT_SECONDS
+        oldest_kept = time.monotonic() - self.kept_seconds
         while self._done:
             first = next(iter(self._done.values()))
             if first.done_at >= oldest_kept and (self._bytes <= KEPT_BYTES or len(self._done) == 1):

@@ -76,7 +76,7 @@ def serve(arguments: argparse.Namespace, listener: socket.socket) -> None:
         bases = {name: Base(name, folder, _engine_options(arguments), store, arguments.max_adapters,
                             joins_clients=arguments.join_clients)
                  for name, folder in arguments.model.items()}  # fmt: skip
-        service = Service(bases, store, arguments.full_models)
+        service = Service(bases, store, arguments.full_models, arguments.result_seconds)
         hosts = [arguments.host, *arguments.allow_host]
         if arguments.host not in ("localhost", "127.0.0.1", "::1"):
             hosts.append(socket.gethostname())

@@ -17,7 +17,7 @@ from . import ending, requests, sampling, training
 from .base import Base, Counter
 from .data import check_cells, datum_of
 from .errors import Refused
-from .futures import Future, Futures, failure_of
+from .futures import KEPT_SECONDS, Future, Futures, failure_of
 from .losses import RequestLoss
 from .full_weights import FullWeights, Snapshots
 from .sample_requests import SampleRequests
@@ -55,12 +55,14 @@ class _NewModel:
 
 
 class Service:
-    """One server. bases: the models, by name; max_full_models: how many may train their whole weights at a time."""
+    """One server. bases: the models, by name; max_full_models: how many may train their whole weights at a time; result_seconds:
+    how long results are kept."""
 
-    def __init__(self, bases: Mapping[str, Base], store: Store, max_full_models: int = 0) -> None:
+    def __init__(self, bases: Mapping[str, Base], store: Store, max_full_models: int = 0,
+                 result_seconds: float = KEPT_SECONDS) -> None:  # fmt: skip
         self.bases = dict(bases)
         self.store = store
-        self.futures = Futures()
+        self.futures = Futures(result_seconds)
         self.counter = Counter()
         self.records = Records()
         self.sessions: dict[str, Session] = {}
