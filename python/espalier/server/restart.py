@@ -113,10 +113,10 @@ class _Leaving:
             sampler_id, _, number = request_id.rpartition(":")
             if sampler_id == sampler.sampler_id:
                 lost.setdefault(int(number) // CLIENT_NUMBERS, []).append(request_id)
-        told = []
+        completions = []
         for client in sampler.completions.keys() | lost.keys():
             known, failed = sampler.completions.get(client) or Completions(), lost.get(client, [])
-            told.append(records.CompletionsRecord(
+            completions.append(records.CompletionsRecord(
                 client=client, count=known.count + len(failed),
                 kept=[*known.since(0), *({"state": "failed", "request_id": each} for each in failed)]))  # fmt: skip
         owned, model = sampler.owned, sampler.model
@@ -124,7 +124,7 @@ class _Leaving:
             sampler_id=sampler.sampler_id, base=sampler.worker.name, model_path=sampler.model_path,
             weights=None if owned is None else f"snapshot-{len(self.samplers)}",
             lora=None if owned is None else _lora_record(owned.lora), model_id=None if model is None else model.model_id,
-            clients=sampler.clients, completions=told)  # fmt: skip
+            clients=sampler.clients, completions=completions)  # fmt: skip
 
     def _result(self, future: Future, now: float) -> records.ResultRecord:
         payload = future.payload
@@ -219,8 +219,9 @@ class _Arriving:
         for sampled in self.record.sampled:
             ends = self.arrays[sampled.ends]
             service.records.add(sampled.request_id, np.split(self.arrays[sampled.logprobs], ends[:-1]))
-        found = service.sessions.values()
-        self.count = _counts(len(found), sum(len(each.models) for each in found), sum(len(each.samplers) for each in found))
+        sessions = service.sessions.values()
+        self.count = _counts(len(sessions), sum(len(each.models) for each in sessions),
+                             sum(len(each.samplers) for each in sessions))  # fmt: skip
 
     async def _try(self, owner: str, work: Any) -> None:
         try:
