@@ -118,6 +118,7 @@ class Local:
 
     def __init__(self, folder, state, max_adapters=32, api_key="", full_models=0, joins_clients=False, connections=1000, keys=None,
                  port=0, name="tiny", **options):  # fmt: skip
+        from espalier.server import restart
         from espalier.server.access import Access
         from espalier.server.app import App
         from espalier.server.base import Base
@@ -135,6 +136,12 @@ class Local:
             store = Store(self.store.folder / "keys" / name)
             doors.append(App(self.service.for_key(name, store)).door(key))
             self.key_stores.append(store)
+        try:
+            for service in self.service.services:
+                restart.check(service)
+        except BaseException:
+            self._close_stores()
+            raise
         self._server = BoundedServer(Access(doors, ()), connections, port=port, log_config=None)
         self._thread = threading.Thread(target=self._server.run, daemon=True)
 
@@ -154,6 +161,9 @@ class Local:
             close_clients(self.address)
         self._server.should_exit = True
         self._thread.join()
+        self._close_stores()
+
+    def _close_stores(self):
         for store in (self.store, *self.key_stores):
             store.close()
 

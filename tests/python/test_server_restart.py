@@ -3,7 +3,6 @@
 
 import json
 import resource
-import shutil
 import signal
 import stat
 import threading
@@ -19,6 +18,7 @@ from tinker import types
 
 from conftest import seed_of
 from engines import init_model
+from espalier.errors import InputError
 from espalier.server import futures, restart, training
 from espalier.server.store import CheckpointPath, Store
 from servers import Local, client, datum, forward_backward, prompt, server
@@ -272,24 +272,19 @@ def test_damaged_weights_leave_out_their_model(folder, tmp_path, capfd):
         assert isinstance(train(local, second, 3), bytes)
 
 
-def test_a_start_with_other_weights_or_another_dtype_or_name(folder, tmp_path, capfd, espalier):
-    other = init_model(espalier, tmp_path / "other", dtype="float32")
-    model = kept(folder, tmp_path / "state", a_trained_model)
-    shutil.copytree(tmp_path / "state", tmp_path / "third")
-    shutil.copytree(tmp_path / "state", tmp_path / "fourth")
-    differs = "expected the weights and the --dtype of tiny that it was made with, received others"
-    for place, start, why in (
-            ("state", lambda: Local(other, tmp_path / "state"), differs),
-            ("third", lambda: Local(folder, tmp_path / "third", dtype="float32"), differs),
-            ("fourth", lambda: Local(folder, tmp_path / "fourth", name="large"), "expected --model tiny, which it was made with"),
+def test_a_start_with_other_settings_is_refused_and_loses_nothing(folder, tmp_path, espalier):
+    other, state = init_model(espalier, tmp_path / "other", dtype="float32"), tmp_path / "state"
+    model = kept(folder, state, a_trained_model)
+    differs = r"--model tiny: expected the weights and the --dtype that the last server had, received others: start with those, "
+    for start, why in (
+            (lambda: Local(other, state), differs),
+            (lambda: Local(folder, state, dtype="float32"), differs),
+            (lambda: Local(folder, state, name="large"), "--model: expected tiny, over which .*, received other models: name it, "),
     ):  # fmt: skip
-        capfd.readouterr()
-        with start() as local:
-            said = capfd.readouterr().err
-            assert f"{model} did not come back: {why}" in said
-            assert local.post("get_info", {"model_id": model}).status_code == 404
-            assert local.post("session_heartbeat", {"session_id": model.partition(":")[0]}).status_code == 200
-            assert left(tmp_path / place) == []
+        with pytest.raises(InputError, match=why + f"or remove {state}/planned-restart, which has"):
+            start()
+    with Local(folder, state) as local:
+        assert isinstance(train(local, model, 3), bytes)
 
 
 def test_a_full_disk_keeps_nothing_and_the_stop_ends(folder, tmp_path, capfd):
@@ -496,12 +491,11 @@ def test_whole_weights_come_back(folder, tmp_path):
     with Local(folder, tmp_path / "calm", full_models=1) as local:
         expected = rest(local, make(local)[0])
     model, sampler = kept(folder, tmp_path / "state", make, full_models=1)
-    shutil.copytree(tmp_path / "state", tmp_path / "second")
+    with pytest.raises(InputError, match="--full-models: expected at least 1, as the last server kept, received 0: give that number, or"):
+        Local(folder, tmp_path / "state")
     with Local(folder, tmp_path / "state", full_models=1) as local:
         assert rest(local, model) == expected and local.http.get(f"samplers/{sampler}").status_code == 200
         assert local.service._full_models == {model}
-    with Local(folder, tmp_path / "second") as local:
-        assert local.post("get_info", {"model_id": model}).status_code == 404  # without --full-models
 
 
 def test_sessions_of_a_key_come_back_to_it(folder, tmp_path):

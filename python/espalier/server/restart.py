@@ -175,6 +175,32 @@ class _Leaving:
 # A start.
 
 
+def check(service: "Service") -> None:
+    """Raises InputError where models that the last server kept could not come back, as this server has other settings. Reads no
+    weights. Damaged files are left to `bring_back`."""
+    folder = service.store.restart_folder()
+    try:
+        record = None if folder is None else records.read_record(folder)
+    except Refused:
+        return
+    if record is None:
+        return
+    otherwise = f"or remove {folder}, which has what its clients did not save"
+    models = [model for session in record.sessions for model in session.models]
+    samplers = [sampler for session in record.sessions for sampler in session.samplers]
+    for name in sorted({model.base for model in models} | {sampler.base for sampler in samplers}):
+        if name not in service.bases:
+            raise InputError(f"--model: expected {name}, over which clients of the last server train or sample, received other "
+                             f"models: name it, {otherwise}")  # fmt: skip
+        if service.bases[name].fingerprint != record.fingerprints.get(name):
+            raise InputError(f"--model {name}: expected the weights and the --dtype that the last server had, received others: "
+                             f"start with those, {otherwise}")  # fmt: skip
+    whole = sum(model.lora.rank == 0 for model in models)
+    if whole > service.max_full_models:
+        raise InputError(f"--full-models: expected at least {whole}, as the last server kept, received "
+                         f"{service.max_full_models}: give that number, {otherwise}")  # fmt: skip
+
+
 async def bring_back(service: "Service") -> None:
     """What the last server has left comes back, and its files go; says how much that was. Before the workers begin."""
     folder = service.store.restart_folder()
@@ -237,14 +263,6 @@ class _Arriving:
             except Refused as error:
                 logger.warning("a request that the last server kept was refused: %s", error)
 
-    def _base(self, name: str) -> Any:
-        base = self.service.bases.get(name)
-        if base is None:
-            raise InputError(f"expected --model {name}, which it was made with, received other models")
-        if base.fingerprint != self.record.fingerprints.get(name):
-            raise InputError(f"expected the weights and the --dtype of {name} that it was made with, received others")
-        return base
-
     def _weights_folder(self, worker: Worker, name: str, owner: str) -> Path:
         """Among the weights in no use. Raises Refused where they are damaged."""
         place = worker.store.parked()
@@ -257,7 +275,7 @@ class _Arriving:
         return place
 
     async def _make_model(self, session: Session, record: records.ModelRecord) -> None:
-        base, lora, service = self._base(record.base), _lora_of(record.lora), self.service
+        base, lora, service = self.service.bases[record.base], _lora_of(record.lora), self.service
         sampled_by, published = service.snapshot_worker(base, lora), None
         if record.published is not None:
             place = await asyncio.to_thread(self._weights_folder, sampled_by, record.published, record.model_id)
@@ -299,7 +317,7 @@ class _Arriving:
         return lambda: service.refuse(model_id, record.seq_id, Refused(record.reason))
 
     async def _make_sampler(self, session: Session, record: records.SamplerRecord) -> None:
-        base = self._base(record.base)
+        base = self.service.bases[record.base]
         sampler = await self._sampler(session, base, record)
         sampler.clients = record.clients
         sampler.completions = {each.client: Completions(each.count, each.kept) for each in record.completions}

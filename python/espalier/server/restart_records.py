@@ -154,22 +154,30 @@ def write_record(folder: Path, record: RestartRecord) -> None:
     _write(folder / STATE_FILE, json.dumps({"sha256": hashlib.sha256(text.encode()).hexdigest(), "record": text}).encode())
 
 
-def read(folder: Path) -> tuple[RestartRecord, Arrays]:
-    """Raises Refused where the files are not those that were written."""
+def read_record(folder: Path) -> RestartRecord:
+    """Raises Refused where the file is not the one that was written."""
     try:
         file = _File.model_validate_json(disk.read_record(folder / STATE_FILE, FILE_BYTES))
         if hashlib.sha256(file.record.encode()).hexdigest() != file.sha256:
             raise Refused(f"{STATE_FILE} was changed after it was written: its checksum differs", 422)
-        record = RestartRecord.model_validate_json(file.record)
-        content = disk.read_record(folder / ARRAYS_FILE, FILE_BYTES)
-        if hashlib.sha256(content).hexdigest() != record.arrays_sha256:
-            raise Refused(f"{ARRAYS_FILE} was changed after it was written: its checksum differs", 422)
-        return record, Arrays(safetensors.numpy.load(content))
+        return RestartRecord.model_validate_json(file.record)
     except OSError as error:
         raise Refused(f"{error.filename or folder}: {error.strerror or error}", 422) from None
     except pydantic.ValidationError as error:
         first = error.errors(include_url=False, include_context=False, include_input=False)[0]
         raise Refused(f"{STATE_FILE}: {'.'.join(map(str, first['loc'])) or 'the file'}: {first['msg']}", 422) from None
+
+
+def read(folder: Path) -> tuple[RestartRecord, Arrays]:
+    """Raises Refused where the files are not those that were written."""
+    record = read_record(folder)
+    try:
+        content = disk.read_record(folder / ARRAYS_FILE, FILE_BYTES)
+    except OSError as error:
+        raise Refused(f"{error.filename or folder}: {error.strerror or error}", 422) from None
+    if hashlib.sha256(content).hexdigest() != record.arrays_sha256:
+        raise Refused(f"{ARRAYS_FILE} was changed after it was written: its checksum differs", 422)
+    return record, Arrays(safetensors.numpy.load(content))
 
 
 def passes_record(passes: Passes, arrays: Arrays) -> PassesRecord:

@@ -10,6 +10,7 @@ from collections.abc import Generator, Iterator, Mapping
 from typing import Any
 
 from ..commands.console import say
+from . import restart
 from .access import Access
 from .app import App
 from .base import Base
@@ -81,6 +82,8 @@ def serve(arguments: argparse.Namespace, listener: socket.socket) -> None:
         if arguments.host not in ("localhost", "127.0.0.1", "::1"):
             hosts.append(socket.gethostname())
         app = Access([App(each).door(key) for key, each in _services(service, arguments.api_keys, stack)], hosts)
+        for each in service.services:
+            restart.check(each)
         server = _Server(app, service, arguments.stop_seconds)
         for name in ("uvicorn.error", "asyncio"):
             logging.getLogger(name).addFilter(LogLimit())

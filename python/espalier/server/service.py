@@ -69,7 +69,7 @@ class Service:
         self.prefix = "s-"  # of the ids of sessions, with which all other ids begin
         self._plain: dict[str, Weights] | None = None  # adapters of zeros, by base; None: the bases themselves are sampled
         self.services = [self]  # with those of other keys
-        self._max_full_models = max_full_models
+        self.max_full_models = max_full_models
         self._full_models: set[str] = set()  # their ids, from the request for them on
         self.beside: set[asyncio.Task[None]] = set()  # work of `_begin`, of all keys
         self._snapshots = {name: Snapshots(base) for name, base in self.bases.items()}
@@ -268,8 +268,8 @@ class Service:
         return base if lora.rank > 0 else self._snapshots[base.name]
 
     def _check_full_models(self) -> None:
-        if len(self._full_models) >= self._max_full_models:
-            raise Refused(f"lora_config: expected at most {self._max_full_models} models with whole weights (--full-models), "
+        if len(self._full_models) >= self.max_full_models:
+            raise Refused(f"lora_config: expected at most {self.max_full_models} models with whole weights (--full-models), "
                           "received one more")  # fmt: skip
 
     async def _drop(self, model: training.Model) -> None:
