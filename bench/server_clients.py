@@ -137,7 +137,7 @@ def longest_small_sample(server, arguments):
     busy, small = server.client(1000), server.client(1001)
     busy_sampler, small_sampler = busy.sampler(), small.sampler()
     small.sample(small_sampler, 1, 1).result()
-    waiting = busy.sample(busy_sampler, arguments.long_tokens, arguments.long_samples)
+    waiting = busy.sample(busy_sampler, arguments.long_tokens, arguments.long_samples).future()
     time.sleep(1)
     seconds = []
     for _ in range(SMALL_SAMPLES):
