@@ -111,7 +111,7 @@ def until(condition, what, seconds=LONG):
     end = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < end, f"waited {seconds} s for {what}"
-        time.sleep(0.02)
+        time.sleep(0.05)
 
 
 def digest(state, path):
