@@ -85,29 +85,32 @@ def given(case, number):
     return draw(case.prompt), [[draw(GIVEN) for _ in range(case.group)] for _ in range(case.turns - 1)]
 
 
+def serve(stack, folder, state, *flags, checkout=REPOSITORY):
+    """Starts `espalier serve` of a checkout, until the end of the stack. Returns its process and its address."""
+    environment = {**os.environ, "PYTHONPATH": f"{checkout / 'python'}:{os.environ.get('PYTHONPATH', '')}"}
+    command = [sys.executable, "-m", "espalier", "serve", "--model", f"model={folder}", "--port", "0", "--state", state, *flags]
+    process = subprocess.Popen([*map(str, command)], stderr=subprocess.PIPE, text=True, env=environment)
+    stack.callback(process.wait)
+    stack.callback(process.kill)
+    lines = []
+    for line in process.stderr:
+        lines.append(line)
+        if " on http://" in line:
+            return process, line.split()[-1]
+    raise common.Failure("".join(lines))
+
+
 class Server:
     """A side that asks `espalier serve`."""
 
     def __init__(self, stack, folder, state, arguments, *flags):
         import tinker
 
-        environment = {**os.environ, "PYTHONPATH": f"{REPOSITORY / 'python'}:{os.environ.get('PYTHONPATH', '')}"}
-        command = [sys.executable, "-m", "espalier", "serve", "--model", f"model={folder}", "--port", "0", "--state", state,
-                   "--threads", arguments.threads, *flags]  # fmt: skip
-        process = subprocess.Popen([*map(str, command)], stderr=subprocess.PIPE, text=True, env=environment)
-        stack.callback(process.wait)
-        stack.callback(process.kill)
-        said = []
-        for line in process.stderr:
-            said.append(line)
-            if " on http://" in line:
-                break
-        else:
-            raise common.Failure("".join(said))
-        self.types, self.tokens, self.address = tinker.types, arguments.new_tokens, said[-1].split()[-1]
+        _, self.address = serve(stack, folder, state, "--threads", arguments.threads, *flags)
+        self.types, self.tokens = tinker.types, arguments.new_tokens
         service = tinker.ServiceClient(base_url=self.address, api_key="tml-local")
         self.client = service.create_lora_training_client(base_model="model", rank=arguments.rank, seed=1, train_unembed=False).result()
-        self.adapter = Path(state) / "runs" / self.client.model_id.replace(":", ".") / "weights/start"
+        self.adapter = Path(state) / "runs" / self.client.model_id.replace(":", ".") / "weights/start/adapter"
         self.client.save_state("start").result()
 
     def sample(self, case, number):

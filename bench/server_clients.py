@@ -15,11 +15,9 @@ Both servers are up during all rounds, and work in turns on the same data. Losse
 """
 
 import argparse
-import json
 import os
 import random
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -31,6 +29,7 @@ REPOSITORY = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(REPOSITORY / "python"), str(REPOSITORY / "bench")]
 
 import compare_transformers as common  # noqa: E402
+from server import make_model, serve  # noqa: E402
 
 ROWS, TOKENS, SAMPLES, NEW_TOKENS = 4, 32, 4, 12
 SMALL_SAMPLES = 20
@@ -43,23 +42,8 @@ def say(text):
 class Server:
     """`espalier serve` of a checkout."""
 
-    def __init__(self, stack, checkout, folder, state, threads):
-        environment = {**os.environ, "PYTHONPATH": str(checkout / "python"), "OMP_NUM_THREADS": str(threads)}
-        command = [sys.executable, "-m", "espalier", "serve", "--model", f"model={folder}", "--port", "0", "--state", str(state),
-                   "--threads", str(threads), "--max-adapters", "128"]  # fmt: skip
-        with open(f"{state}.log", "w") as log:
-            self.process = subprocess.Popen(command, stderr=log, env=environment)
-        stack.callback(self.process.wait)
-        stack.callback(self.process.kill)
-        self.address = self._address(Path(f"{state}.log"))
-
-    def _address(self, log):
-        while self.process.poll() is None:
-            for line in log.read_text().splitlines():
-                if " on http://" in line:
-                    return line.split()[-1]
-            time.sleep(0.1)
-        raise common.Failure(f"the server ended before it listened:\n{log.read_text()}")
+    def __init__(self, stack, folder, state, checkout, threads):
+        self.process, self.address = serve(stack, folder, state, "--threads", threads, "--max-adapters", 128, checkout=checkout)
 
     def cpu_seconds(self):
         """User and system time of the process so far."""
@@ -172,6 +156,8 @@ def parse_arguments(values):
     add("--rounds", type=int, default=3, metavar="N", help="(default: %(default)s)")
     add("--long-samples", type=int, default=1024, metavar="N", help="of one request (default: %(default)s)")
     add("--long-tokens", type=int, default=400, metavar="N", help="of each of them (default: %(default)s)")
+    add("--hidden-size", type=int, default=32, metavar="N", help="of the model (default: %(default)s)")
+    add("--layers", type=int, default=2, metavar="N", help="of the model (default: %(default)s)")
     add("--threads", type=int, default=1, metavar="N", help="CPU threads of each server (default: %(default)s)")
     add("--quick", action="store_true", help="two clients, two steps, one round")
     add("-o", "--out", type=Path, metavar="FILE", help="write the table here, too")
@@ -181,22 +167,13 @@ def parse_arguments(values):
     return arguments
 
 
-def write_model(folder):
-    config = {"model_type": "qwen3", "hidden_size": 32, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4,
-              "num_key_value_heads": 2, "head_dim": 8, "vocab_size": 512, "rope_theta": 1e4, "max_position_embeddings": 2048,
-              "rms_norm_eps": 1e-6, "tie_word_embeddings": True, "hidden_act": "silu"}  # fmt: skip
-    (folder / "config.json").write_text(json.dumps(config))
-    common.espalier("init", "--config", folder / "config.json", "--out", folder / "model")
-    return folder / "model"
-
-
 def main(values=None):
     arguments = parse_arguments(values)
     checkouts = [REPOSITORY] + ([arguments.against.resolve()] if arguments.against else [])
     try:
         with tempfile.TemporaryDirectory(prefix="espalier-clients-") as scratch, ExitStack() as stack:
-            folder = write_model(Path(scratch))
-            servers = [Server(stack, checkout, folder, Path(scratch) / f"state{number}", arguments.threads)
+            folder = make_model(Path(scratch), arguments)
+            servers = [Server(stack, folder, Path(scratch) / f"state{number}", checkout, arguments.threads)
                        for number, checkout in enumerate(checkouts)]  # fmt: skip
             rows = [compare_steps(servers, number, arguments) for number in arguments.clients]
             rows.append(compare_small_samples(servers, arguments))
@@ -207,8 +184,9 @@ def main(values=None):
     if arguments.against:
         columns["other checkout"] = median_of(1)
         columns["this / other"] = lambda row: f"{statistics.median(each[0] / each[1] for each in row[1]):.3f}"
-    common.publish(f"{arguments.threads} thread of each server. A Qwen3 of 2 layers, hidden size 32, LoRA of rank 8; {arguments.steps} steps of each "
-                   f"client in a round, medians of {arguments.rounds} rounds in turns", columns, rows, arguments.out)  # fmt: skip
+    common.publish(f"{arguments.threads} thread of each server. A Qwen3 of {arguments.layers} layers, hidden size "
+                   f"{arguments.hidden_size}, LoRA of rank 8; {arguments.steps} steps of each client in a round, medians of "
+                   f"{arguments.rounds} rounds in turns", columns, rows, arguments.out)  # fmt: skip
     return 0
 
 

@@ -1,57 +1,45 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Signals that end the server: the first one in order, the second one at once."""
+"""How a server ends: what has begun is done, and the rest is kept for the next start."""
 
-import contextlib
-import os
-import signal
-import threading
-from types import FrameType, TracebackType
-from typing import Any
+import asyncio
+from typing import TYPE_CHECKING
 
-import uvicorn
+from ..commands.console import say
+from . import restart
+from .futures import Failure
 
-SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+if TYPE_CHECKING:
+    from .service import Service
 
-
-class EndOnSignals:
-    """A context in which a signal lets the server end what runs, and after which that signal is raised again. The process ends at
-    once with a second signal, or `seconds` after the first. A signal that was ignored before, such as SIGHUP under nohup, still
-    is."""
-
-    def __init__(self, server: uvicorn.Server, seconds: float) -> None:
-        self._server = server
-        self._seconds = seconds
-        self._first: int | None = None
-        self._before: dict[int, Any] = {}
-
-    def __enter__(self) -> None:
-        for number in SIGNALS:
-            if signal.getsignal(number) != signal.SIG_IGN:
-                self._before[number] = signal.signal(number, self._handle)
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
-        if self._first is not None and kind is None:
-            signal.raise_signal(self._first)
-
-    def _handle(self, number: int, frame: FrameType | None) -> None:
-        if self._first is not None:
-            _end(number, "a second signal came")
-        self._first = number
-        self._server.should_exit = True
-        _say("ends after what has begun; a second signal ends it at once")
-        last = threading.Timer(self._seconds, _end, (number, f"it has not ended within {self._seconds:g} s"))
-        last.daemon = True
-        last.start()
+STOP_SECONDS = 3.0  # for what fails as the server stops, such as samples, to end
 
 
-def _end(number: int, why: str) -> None:
-    _say(f"ends at once: {why}")
-    os._exit(128 + number)
+async def end(service: "Service", seconds: float | None, *, keeps: bool) -> None:
+    """As Service.stop."""
+    futures = service.futures
+    if futures.is_closed:
+        return
+    futures.close()
+    stopping = asyncio.ensure_future(_end_work(service))
+    unsure: set[str] = set()
+    if not (await asyncio.wait({stopping}, timeout=seconds))[0]:
+        why = f"the server stops, and this request was not done within {seconds:g} s; send it again once the server is back"
+        waiting = {each.future.request_id for model in service.models() for each in model.waiting.values()} if keeps else set()
+        unsure = {request_id.rpartition(":")[0] for request_id in futures.fail_pending(Failure(why), waiting)}
+        service.cancel("")  # of all that nobody waits for any more, samplers let go
+        await asyncio.wait({stopping}, timeout=STOP_SECONDS)
+    if keeps and stopping.done():
+        await restart.keep(service.services, unsure)
+    elif keeps and any(each.sessions for each in service.services):
+        say("espalier serve: kept nothing for the next start: what runs could not be ended")
+    futures.release()
 
 
-def _say(text: str) -> None:
-    """Not through sys.stderr, which a handler of signals may have interrupted."""
-    with contextlib.suppress(OSError):
-        os.write(2, f"espalier serve: {text}\n".encode())
+async def _end_work(service: "Service") -> None:
+    """After what has begun, and what is being made."""
+    workers = service.workers()
+    for worker in workers:
+        worker.is_stopped = True
+    if service.beside:
+        await asyncio.wait(service.beside)
+    await asyncio.gather(*(worker.stop() for worker in {*workers, *service.workers()}))
