@@ -358,7 +358,7 @@ def test_what_has_no_room_fails_by_name(folder, tmp_path, monkeypatch):
         for model in models:
             train(local, model, 3)
         local.http.post("forward_backward", content=forward_backward(models[1], 5, [7, 8, 9]).SerializeToString())
-        monkeypatch.setattr(restart, "PASSES_BYTES", 0)
+        monkeypatch.setattr(restart, "DATA_BYTES", 0)
         return models
 
     first, second = kept(folder, tmp_path, make)

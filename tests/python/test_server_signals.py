@@ -23,7 +23,7 @@ from espalier.server.access import Access
 from espalier.server.app import App
 from espalier.server.listening import listen, url_of
 from espalier.server.service import Service
-from espalier.server.stopping import EndOnSignals
+from espalier.server.signals import EndOnSignals
 from espalier.server.store import Store
 
 LONG = 600  # seconds, in which what a test waits for happens by far

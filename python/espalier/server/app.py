@@ -318,9 +318,9 @@ class App:
         return JSONResponse({"type": "create_sampling_session", "sampling_session_id": sampler})
 
     async def _join_sampling_session(self, request: Request) -> Response:
-        asked = await read_json(request, requests.OfSamplingSession)
+        joining = await read_json(request, requests.OfSamplingSession)
         self.service.check_open()
-        sampler = self.service.sampler(asked.sampling_session_id)
+        sampler = self.service.sampler(joining.sampling_session_id)
         sampler.clients += 1
         return JSONResponse({"type": "join_sampling_session", "client_counter": sampler.clients})
 

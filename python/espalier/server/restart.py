@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("uvicorn.error")
 RESULT_BYTES = 64 << 20   # of the newest results of a key that are kept, and of what its samples were recorded with
-PASSES_BYTES = 1 << 30    # of data of a key that are kept: of requests that wait, and of gradients that no step has used
+DATA_BYTES = 1 << 30    # of data of a key that are kept: of requests that wait, and of gradients that no step has used
 
 
 # A stop.
@@ -97,7 +97,7 @@ class _Leaving:
             waiting=[self._operation(seq_id, each) for seq_id, each in waiting.items()])  # fmt: skip
 
     def _has_room(self, passes: list[training.Passes]) -> bool:
-        return self.arrays.nbytes + sum(each.nbytes for each in passes) <= PASSES_BYTES
+        return self.arrays.nbytes + sum(each.nbytes for each in passes) <= DATA_BYTES
 
     def _operation(self, seq_id: int, operation: training.Operation) -> records.OperationRecord:
         record, request = records.OperationRecord, operation.request

@@ -17,7 +17,7 @@ from .base import Base
 from .connections import BoundedServer, LogLimit, connection_limit
 from .listening import url_of
 from .service import Service
-from .stopping import EndOnSignals
+from .signals import EndOnSignals
 from .store import Store
 
 LAST_SECONDS = 10  # after --stop-seconds, to answer clients

@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from . import ending, requests, sampling, training
+from . import requests, sampling, stopping, training
 from .base import Base, Counter
 from .data import check_cells, datum_of
 from .errors import Refused
@@ -167,7 +167,7 @@ class Service:
     async def stop(self, seconds: float | None = None, *, keeps: bool = False) -> None:
         """Takes no more requests, and waits so many seconds for those that run; then these fail. None: as long as it takes. Later
         calls do nothing. keeps: what the next start brings back is written, with requests that have not begun."""
-        await ending.end(self, seconds, keeps=keeps)
+        await stopping.stop(self, seconds, keeps=keeps)
 
     def models(self) -> list[training.Model]:
         """Those of all keys."""

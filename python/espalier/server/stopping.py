@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How a server ends: what has begun is done, and the rest is kept for the next start."""
+"""How a server stops in order: what has begun is done, and the rest is kept for the next start."""
 
 import asyncio
 from typing import TYPE_CHECKING
@@ -14,13 +14,13 @@ if TYPE_CHECKING:
 STOP_SECONDS = 3.0  # for what fails as the server stops, such as samples, to end
 
 
-async def end(service: "Service", seconds: float | None, *, keeps: bool) -> None:
+async def stop(service: "Service", seconds: float | None, *, keeps: bool) -> None:
     """As Service.stop."""
     futures = service.futures
     if futures.is_closed:
         return
     futures.close()
-    stopping = asyncio.ensure_future(_end_work(service))
+    stopping = asyncio.ensure_future(_stop_work(service))
     unsure: set[str] = set()
     if not (await asyncio.wait({stopping}, timeout=seconds))[0]:
         why = f"the server stops, and this request was not done within {seconds:g} s; send it again once the server is back"
@@ -35,7 +35,7 @@ async def end(service: "Service", seconds: float | None, *, keeps: bool) -> None
     futures.release()
 
 
-async def _end_work(service: "Service") -> None:
+async def _stop_work(service: "Service") -> None:
     """After what has begun, and what is being made."""
     workers = service.workers()
     for worker in workers:
